@@ -17,6 +17,7 @@ from nxcore.graphs.branches import branched
 from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import LATE
 from nxcore.graphs.raw import Raw
+from nxcore.interop import autocast
 from nxcore.nas.casts import alike
 from nxcore.nas.group import Given, wide_of
 from nxcore.nas.group import outputs as grouped
@@ -135,20 +136,10 @@ def edge_of(
     norms = {} if written else _norms(mixed, own, ends)
     wide = state_of(mixed, x, written=written)
     given = {} if written else grouped(own, x, _plain if norms else None, wide=wide is not x)
-    run = [Raw(op, norms[op]) if op in norms else op for op in own if op not in given]
-    if wide is x:
-        made = branched(run, x, written=written, read=bool(given))
-    else:  # 1x1 convolutions have kernels for half types, so they read what was rounded
-        points = [layers_of(op) is not None for op in own if op not in given]
-        made = _each(
-            points,
-            *(
-                branched(
-                    [op for op, point in zip(run, points, strict=True) if point is narrow], state, read=True
-                )
-                for narrow, state in ((True, x), (False, wide))
-            ),
-        )
+    left = [op for op in own if op not in given]
+    run = [Raw(op, norms[op]) if op in norms else op for op in left]
+    calls = run if wide is x else [_in_float32(op, one) for op, one in zip(left, run, strict=True)]
+    made = branched(calls, wide, written=written, read=bool(given))
     rest = iter(zip(run, made, strict=True))
     found: list[Given] = []
     for op, output in zip(operations, known, strict=True):
@@ -171,10 +162,16 @@ def state_of(mixed: nn.Module, x: Tensor, *, written: bool = False) -> Tensor:
     return x if written or saving() or not joining([mixed]) else wide_of(x)
 
 
-def _each(flags: Sequence[bool], those: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    """Return an element of ``those`` for each true flag, of ``others`` for each other one."""
-    a, b = iter(those), iter(others)
-    return [next(a) if flag else next(b) for flag in flags]
+def _in_float32(op: nn.Module, call: Any) -> Any:
+    """Return what calls an operation: 1x1 convolutions without autocast, which would cast what they read."""
+    if layers_of(op) is None:
+        return call
+
+    def found(x: Tensor) -> Any:
+        with autocast.disabled():
+            return call(x)
+
+    return found
 
 
 def _whole(given: Given) -> Given:

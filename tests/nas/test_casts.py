@@ -90,8 +90,7 @@ def test_with_norms_in_sums_only_nodes_are_rounded(served, summed, half, reducti
     assert waiting.norms
     assert summed == [{torch.float32}] * 2, "a sum for each node"
     assert served.forward == COUNTS
-    nodes, skips = 2, 4 * reduction  # what skips a reduction's edge is two 1x1 convolutions
-    assert made.count == 2 * (nodes + 2 * skips), "each way, and of these the weights together"
+    assert made.counts == CASTS
     near(got, want, exact)
 
 
@@ -109,18 +108,32 @@ def test_our_own_cell_with_norms_in_sums_shares_pools_in_float32(served, summed,
     with late(own), Casts() as made:
         got = outcome([own], args, torch.bfloat16)
     assert summed == [{torch.float32}] * 2
-    assert made.count == 2 * (2 + 2 * 4)
+    assert made.counts == CASTS
     near(got, want, exact)
 
 
-class Casts(TorchDispatchMode):
-    """Counts the calls that round results together, or widen gradients."""
+# Nodes are rounded and states widened, and gradients the other way; then both arguments, and the outcome.
+CASTS = [2 + 2 + 2 + 1] * 2
 
-    count = 0
+
+class Casts(TorchDispatchMode):
+    """Counts the copies of images that round them, and those that widen them."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = [0, 0]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._foreach_copy_.default
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._foreach_copy_.default:
+            self.note(args[1][0], args[0][0])
+        elif func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
+            self.note(args[-1], out)
+        return out
+
+    def note(self, before, after):
+        if before.dtype is not after.dtype and before.ndim == 4 and before.shape[2:] != (1, 1):
+            self.counts[before.dtype is not torch.float32] += 1
 
 
 def test_convolutions_of_a_state_in_float64_are_as_without_autocast(served):
@@ -160,6 +173,18 @@ def test_rounded_tensors_have_gradients_of_any_order_and_some_have_none():
     rows = torch.eye(2, dtype=torch.bfloat16)
     (each,) = torch.autograd.grad(b, y, rows, is_grads_batched=True)
     assert each.equal(torch.eye(2))
+
+
+@pytest.mark.parametrize("size", [2, 300])
+def test_large_tensors_are_widened_in_parts_that_fill_a_device(size, monkeypatch):
+    parts = []
+    copy_ = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, given: parts.append(len(to)) or copy_(to, given))
+    both = torch.randn(4, 2 * size, size).to(torch.bfloat16)
+    (wide,) = casts.rounded([both[:, :size]], torch.float32)  # a slice, as the gradient of a concatenation is
+    assert wide.equal(both[:, :size].float())
+    assert wide.is_contiguous()
+    assert parts == [4 if size > 2 else 1]
 
 
 def test_half_types_are_those_of_autocast():
