@@ -192,7 +192,10 @@ def test_toolkits_compile_side_by_side_only_with_cores_to_spare(worker, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", [("torch-conv2d", "jax", "nxcore"), ("inductor-conv2d",)], ids=" ".join)
-def test_a_real_run_measures_every_entrant_that_is_here(labels):
+def test_a_real_run_measures_every_entrant_that_is_here(labels, monkeypatch):
+    # Beside other tests, threads that wait for one another take most of the time.
+    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
     record = study.run(CPU, Wanted((32,), (3,), labels, fast=True, budget_s=550.0))
     assert record["notes"] == []
     (cell,) = record["cells"]
