@@ -37,7 +37,7 @@ TRIED_S = 0.5
 """Seconds of audits in runs for captures beyond the share of time, each kernel's first one left out."""
 
 FREE_S = 1.0
-"""Seconds for which the free memory of a device counts: to ask for it takes milliseconds."""
+"""Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
 
 MOST = 2**31
 """The most bytes of an audit on the CPU; on CUDA the limit is a quarter of the free memory."""
@@ -150,8 +150,8 @@ class Watches:
     def must(self, watch: Watch, calls: int) -> bool:
         """Return whether this call, of so many of its problem, is audited even beyond the share.
 
-        A network has a hundred problems in its first step. It asks for more in a run for a capture, whose
-        result no caller gets.
+        A network has a hundred problems in its first step, and more in a run for a capture, whose result no
+        caller gets.
         """
         if not REGIME.captured:
             return calls == 1 or (calls <= ALWAYS and self.pace.spent < EARLY_S)
