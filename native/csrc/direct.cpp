@@ -7,8 +7,7 @@
 #include "program.h"
 #include "types.h"
 
-namespace nxcore {
-namespace direct {
+namespace nxcore::direct {
 namespace {
 
 struct Plan {
@@ -71,10 +70,8 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
-}  // namespace direct
+}  // namespace nxcore::direct
 
-PyTypeObject DirectType =
+PyTypeObject nxcore::DirectType =
     direct::Direct::type("nxcore_native.Direct", "A plan that runs machine code without the interpreter's lock.",
                          direct::create, Py_TPFLAGS_HAVE_VECTORCALL, direct::methods);
-
-}  // namespace nxcore
