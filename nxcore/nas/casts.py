@@ -103,15 +103,25 @@ def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     if len(given) == 1 and dtype.itemsize < given[0].dtype.itemsize:
         found[0].copy_(given[0])
     elif given:
-        torch._foreach_copy_([*_parts(found)], [*_parts(given)])
+        parts = [pair for to, t in zip(found, given, strict=True) for pair in _parts(to, t, few=_few(given))]
+        torch._foreach_copy_(*map(list, zip(*parts, strict=True)))  # type: ignore[arg-type]  # two lists
     return found
 
 
-def _parts(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield tensors, or views of them along the first dimension where they are few and large."""
-    few = sum(t.numel() for t in tensors) < BLOCK * FILL
-    for t in tensors:
-        yield from t.unbind(0) if few and t.numel() > BLOCK and t.ndim else (t,)
+def _few(tensors: Sequence[Tensor]) -> bool:
+    """Return whether one launch of torch's for tensors leaves most of a large GPU idle."""
+    return sum(t.numel() for t in tensors) < BLOCK * FILL
+
+
+def _parts(to: Tensor, t: Tensor, *, few: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a tensor and its copy, or views of both along the first dimension.
+
+    Views that lie otherwise than their copies, as those of an expanded gradient do, would take a launch each.
+    """
+    if few and t.numel() > BLOCK and t.stride()[1:] == to.stride()[1:]:
+        yield from zip(to.unbind(0), t.unbind(0), strict=True)
+    else:
+        yield to, t
 
 
 def _without_memory(grad: Tensor) -> bool:

@@ -185,6 +185,10 @@ def test_large_tensors_are_widened_in_parts_that_fill_a_device(size, monkeypatch
     assert wide.equal(both[:, :size].float())
     assert wide.is_contiguous()
     assert parts == [4 if size > 2 else 1]
+    expanded = torch.ones(4, 2 * size, 1, dtype=torch.bfloat16).expand(-1, -1, size)  # the gradient of a mean
+    (wide,) = casts.rounded([expanded], torch.float32)
+    assert wide.equal(expanded.float())
+    assert parts[1:] == [1], "torch would launch each part by itself"
 
 
 def test_half_types_are_those_of_autocast():
