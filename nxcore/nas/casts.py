@@ -2,8 +2,8 @@
 
 Layers under autocast round each result to the half type. Here a state is read as float32, the steps between
 are float32, and what leaves is rounded: to the dtype that the layers return, with a smaller error. Weights
-are read as they are. What leaves is a convolution, or a whole node where the sums of its edges take their
-norms; then the other edges read the node as it was before it was rounded.
+are read as they are. A convolution's result is rounded, or a whole node where the sums of its edges take
+their norms; then the other edges read the node as it was before it was rounded.
 """
 
 from __future__ import annotations
