@@ -60,20 +60,9 @@ CUDA = {
     "Y32x4s3": replace(cuda.SLICED, slices=4, stages=3),
     "Y16s4": cuda.AHEAD,
     "P8s4u2i7": cuda.OCTET,
-    "P8s4u2h2": replace(cuda.OCTET, held=True, pieces=2),
-    "P16s4u2i3": cuda.Slices(64, 32, 8, 8, 256, 16, team=16, turn=2, pieces=3),
     "R2s4u2": cuda.DUET,
-    "R2s4u2h1": replace(cuda.DUET, held=True),
-    "R2s4u2h2": replace(cuda.DUET, held=True, pieces=2),
-    "R2r16s3": replace(cuda.DUET, turn=1, stages=3),
-    "R4s4u2": cuda.Slices(64, 128, 8, 8, 64, 4, team=4, turn=2),
-    "R4s4u2i3": cuda.Slices(64, 128, 8, 8, 64, 4, team=4, turn=2, pieces=3),
-    "R4r16s3": cuda.Slices(64, 128, 8, 8, 64, 4, team=4, stages=3),
-    "N1s4u2x4": cuda.Slices(64, 128, 8, 8, 32, 1, turn=2, resident=4),
-    "N1r32s2x4": cuda.Slices(64, 128, 8, 8, 32, 1, stages=2, resident=4),
-    "K1r32s3": cuda.Slices(256, 128, 8, 8, 32, 1, stages=3),
-    "K1r16s4h1": cuda.Slices(256, 128, 8, 8, 16, 1, held=True),
-    "J2r16s4": cuda.Slices(128, 128, 8, 8, 32, 2, team=2),
+    "R4s4u2i3": cuda.QUARTET,
+    "K1r16s4h1": cuda.LEGION,
 }
 """Tiles by name: large to tiny, the depth, the slices, and the stages where there are more than two."""
 

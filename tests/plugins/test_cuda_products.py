@@ -35,6 +35,8 @@ TILES = {
     "ahead": matmul.AHEAD,
     "octet": matmul.OCTET,
     "duet": matmul.DUET,
+    "quartet": matmul.QUARTET,
+    "legion": matmul.LEGION,
     "three_stages": replace(matmul.SLICED, stages=3),
     "own_stages": OWN,
     "own_of_a_warp": replace(OWN, team=1),
@@ -42,7 +44,7 @@ TILES = {
     "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, stages=3, held=True),
     "own_held": replace(OWN, team=8, held=True, pieces=2),
 }
-QUICK = ("small", "least", "one_by_one", "deep", "octet", "duet")
+QUICK = ("small", "least", "one_by_one", "deep", "octet", "duet", "legion")
 
 
 def cuobjdump():
@@ -157,13 +159,13 @@ def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_
 @pytest.mark.parametrize(
     ("shape", "tile", "parts"),
     [
-        ((4096, 4096, 4096), matmul.DUET, 1),
+        ((4096, 4096, 4096), matmul.LEGION, 1),
         ((4097, 4097, 4097), matmul.STRAIGHT, 1),
         ((4096, 64, 4096), matmul.LARGE, 1),
-        ((1536, 1536, 1536), matmul.LARGE, 3),
-        ((1024, 1024, 1024), matmul.DUET, 1),
+        ((1536, 1536, 1536), matmul.LEGION, 3),
+        ((1024, 1024, 1024), matmul.QUARTET, 1),
         ((768, 768, 768), matmul.DUET, 3),
-        ((1000, 1000, 1000), matmul.DUET, 1),
+        ((1000, 1000, 1000), matmul.QUARTET, 1),
         ((1023, 1023, 1023), matmul.SLICED, 1),
         ((512, 512, 512), matmul.OCTET, 1),
         ((384, 384, 384), matmul.OCTET, 1),
@@ -173,7 +175,7 @@ def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_
         ((256, 256, 256), matmul.OCTET, 2),
         ((300, 256, 256), matmul.OCTET, 1),
         ((256, 256, 255), matmul.LEAST, 4),
-        ((16, 4096, 4096), matmul.DUET, 4),
+        ((16, 4096, 4096), matmul.QUARTET, 4),
         ((16, 4096, 4095), matmul.SLICED, 4),
         ((5, 6, 7), matmul.LEAST, 1),
         ((1, 64, 70000), matmul.MIDDLE, 1),
@@ -195,8 +197,9 @@ def test_a_device_of_less_shared_memory_has_another_tile():
     product = Product.of(*map(TensorMeta.of, metas))
     for most in (232448, 101376, 65536, 49152):
         assert matmul.choose(product, most).shared <= max(most, matmul.DEEP.shared)
-    assert isinstance(matmul.choose(product, matmul.DUET.shared), matmul.Slices)
-    assert matmul.choose(product, matmul.DUET.shared - 1) == matmul.DEEP
+    least = min(tile.shared for tile in matmul.TEAMS)
+    assert isinstance(matmul.choose(product, least), matmul.Slices)
+    assert matmul.choose(product, least - 1) == matmul.DEEP
 
 
 def test_the_shared_memory_of_a_block_is_the_devices(monkeypatch):

@@ -147,6 +147,8 @@ DEEP = replace(LEAST, straight=True, stages=4)
 AHEAD = replace(STRAIGHT, stages=4)
 OCTET = Slices(64, 32, 8, 8, 128, 8, team=8, turn=2, pieces=7)
 DUET = Slices(64, 128, 8, 8, 32, 2, team=2, turn=2, resident=2)
+QUARTET = Slices(64, 128, 8, 8, 64, 4, team=4, turn=2, pieces=3)
+LEGION = Slices(256, 128, 8, 8, 16, 1, held=True)
 
 # What a product takes on an H200, in microseconds, fitted to its records 2026-11-23-matmul.json and, for
 # straight tiles, 2026-11-23-matmul-tiles.json.
@@ -177,7 +179,7 @@ ONCE = 1 << 26  # multiply-adds of the least product in which they were ahead
 
 @dataclass(frozen=True)
 class Times:
-    """What blocks with teams of slices take on an H200, in microseconds, fitted to a record.
+    """The times of blocks with teams of slices on an H200, in microseconds, fitted to a record.
 
     Attributes
     ----------
@@ -217,12 +219,14 @@ class Times:
 
 
 TEAMS = {
-    OCTET: Times(6.69, 6.30, 0.69, 0.0, 25.0, once=True),
+    OCTET: Times(6.7, 6.3, 0.5, 0.0, 25.0, once=True),
     DUET: Times(7.5, 4.8, 0.24, 3.0, 54.0),
+    QUARTET: Times(6.7, 5.0, 0.24, 0.0, 33.0),
+    LEGION: Times(13.3, 5.0, 0.10, 0.0, 0.0),
 }
 """Teams of slices that products have, and their times."""
 CALL = 5.0  # microseconds that the cost of other tiles leaves out
-LEAST_OF_TEAMS = 1 << 24  # multiply-adds of the least product that was measured
+LEAST_OF_TEAMS = 1 << 20  # multiply-adds of the least product that was measured
 
 
 def _cost(terms: int, tiles: int, tile: Tile, parts: int, load: float) -> float:
