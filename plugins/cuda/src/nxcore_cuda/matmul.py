@@ -83,7 +83,9 @@ Run = Callable[[Tensor, Tensor, Tensor], None]
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
-    for tile in (*ALONE_AND_EACH, DEEP, AHEAD, *TEAMS, *(replace(tile, whole=True) for tile in TEAMS)):
+    bounded = (tile for tile, times in TEAMS.items() if not times.whole)
+    whole = (replace(tile, whole=True) for tile in TEAMS)
+    for tile in (*ALONE_AND_EACH, DEEP, AHEAD, *bounded, *whole):
         for vectors in (True, False):
             for inner in (False, True):
                 yield tile.instance(Way(inner=True, vectors=vectors), Way(inner, vectors))

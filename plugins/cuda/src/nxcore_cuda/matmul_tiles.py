@@ -193,6 +193,8 @@ class Times:
         A million numbers of an operand on their way to shared memory: in vectors, and one by one.
     once : bool
         Whether blocks may only be as many as run at once: more were not measured, or were slow.
+    whole : bool
+        Whether only products have it in which a tile checks no bound: with bounds, registers are short.
     """
 
     begin: float
@@ -201,6 +203,7 @@ class Times:
     load: float
     ones: float
     once: bool = False
+    whole: bool = False
 
     def of(self, tile: Tile, product: Product, parts: int, ways: tuple[Way, Way]) -> float:
         """Return what a product takes by a tile that some blocks share."""
@@ -222,7 +225,7 @@ TEAMS = {
     OCTET: Times(6.7, 6.3, 0.5, 0.0, 25.0, once=True),
     DUET: Times(7.5, 4.8, 0.24, 3.0, 54.0),
     QUARTET: Times(6.7, 5.0, 0.24, 0.0, 33.0),
-    LEGION: Times(13.3, 5.0, 0.10, 0.0, 0.0),
+    LEGION: Times(13.3, 5.0, 0.10, 0.0, 0.0, whole=True),
 }
 """Teams of slices that products have, and their times."""
 CALL = 5.0  # microseconds that the cost of other tiles leaves out
@@ -293,6 +296,7 @@ def of_teams(product: Product, most: int = SHARED) -> Slices | None:
                 tile.shared <= most
                 and p.terms >= tile.depth * parts
                 and (blocks <= FILL * tile.resident or not times.once)
+                and (tile.for_product(p).whole or not times.whole)
             ):
                 found[tile, parts] = times.of(tile, p, parts, ways)
     if not found:
