@@ -198,6 +198,8 @@ def test_a_device_of_less_shared_memory_has_another_tile():
     product = Product.of(*map(TensorMeta.of, metas))
     for most in (232448, 101376, 65536, 49152):
         assert matmul.choose(product, most).shared <= max(most, matmul.DEEP.shared)
+        teams = [t for t in matmul.candidates(product, most) if isinstance(t, matmul.Slices)]
+        assert all(tile.shared <= most for tile in teams)
     least = min(tile.shared for tile in matmul.TEAMS)
     assert isinstance(matmul.choose(product, least), matmul.Slices)
     assert matmul.choose(product, least - 1) == matmul.DEEP

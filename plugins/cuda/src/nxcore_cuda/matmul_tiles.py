@@ -352,7 +352,7 @@ def least_cost(product: Product) -> tuple[Tile, float]:
 
 def candidates(product: Product, most: int = SHARED) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    teams = (tile.for_product(product) for tile in TEAMS)
+    teams = (tile.for_product(product) for tile in TEAMS if tile.shared <= most)
     yield from dict.fromkeys((choose(product, most), *ALONE_AND_EACH, PAIR, DEEP, AHEAD, *teams))
 
 
