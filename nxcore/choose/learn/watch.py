@@ -377,14 +377,7 @@ class Watch:
     def _apart(self, result: Any) -> Any:
         """Return a copy of a kept result: a reused buffer must not reach the caller."""
         small = [t for t in self._alone(result) if t.untyped_storage().nbytes() <= HELD]
-        known = dict(zip(map(id, small), twin(small), strict=True))
-
-        def copied(value: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return tuple(map(copied, value))
-            return known.get(id(value), value)
-
-        return copied(result)
+        return _exchanged(result, dict(zip(map(id, small), twin(small), strict=True)))
 
     def _later(self, own: tuple[Any, ...], result: Any, flags: Tensor) -> None:
         """Start to read an audit's outcome, which is known once CUDA has completed it."""
@@ -393,6 +386,13 @@ class Watch:
         pinned = torch.empty(2, dtype=torch.bool, pin_memory=True).copy_(flags, non_blocking=True)
         end.record()
         self._owner.later(Pending(self, own, result, pinned, start, end))
+
+
+def _exchanged(value: Any, known: dict[int, Tensor]) -> Any:
+    """Return a result with others for some of its tensors. A closure that calls itself would keep them."""
+    if isinstance(value, tuple | list):
+        return tuple(_exchanged(each, known) for each in value)
+    return known.get(id(value), value)
 
 
 def _alive(held: Any) -> bool:

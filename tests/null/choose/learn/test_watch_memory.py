@@ -1,0 +1,27 @@
+"""Watches: a watched call keeps nothing of its result."""
+
+import gc
+import weakref
+
+import pytest
+
+from tests.null.choose.learn.test_watch import X, watching
+
+
+@pytest.mark.parametrize("op", ["add", "max_pool2d_with_offsets"])
+def test_a_watched_call_keeps_nothing_of_its_result_in_a_cycle(op):
+    """A node of autograd would live until Python's collector comes, and could end a capture."""
+    session, kernel = watching(op)
+    given = (X, X) if op == "add" else (X.view(1, 1, 3, 4), 2)
+    with session.use("watched"):
+        for _ in range(3):
+            gc.collect()
+            gc.disable()
+            try:
+                result = session.op(op)(*given)
+                gone = [weakref.ref(t) for t in (result if isinstance(result, tuple) else [result])]
+                del result
+                assert [ref() for ref in gone] == [None] * len(gone)
+            finally:
+                gc.enable()
+    assert kernel.count
