@@ -91,7 +91,10 @@ class Passes:
 
     def _forward(self, net: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = isinstance(self.net, EvalNetwork)  # its architecture is fixed
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.autocast):
+        half: Any = contextlib.nullcontext()  # autocast that a caller has stays on
+        if self.autocast:
+            half = torch.autocast(images.device.type, torch.bfloat16)
+        with half:
             scores = net(images, *([] if found else [row.detach() for row in self.arch()]))
             return functional.cross_entropy(scores, labels), scores
 

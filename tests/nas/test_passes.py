@@ -66,6 +66,12 @@ def test_under_autocast_scores_are_bfloat16_and_gradients_are_not(device):
     assert any(not a.equal(b) for a, b in zip(*grads, strict=True))
 
 
+def test_a_callers_autocast_stays():
+    with torch.autocast("cpu", torch.bfloat16):
+        _, scores = built("found", False).of_weights(images().train)
+    assert scores.dtype is torch.bfloat16
+
+
 def test_only_retraining_is_under_autocast():
     preset = dataclasses.replace(LEAST, retrain_autocast=True)
     seen = [trainer.passes.autocast for trainer in [Trainer(images(), preset)] for _ in trainer.run()]

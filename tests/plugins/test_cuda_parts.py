@@ -1,23 +1,19 @@
 """Outputs of separable convolutions on parts of square planes in CUDA C++: tiles, and calls with them."""
 
-import importlib
 import math
 
 import pytest
 import torch
 
-import nxcore.ops
 from nxcore.spec.problem import Problem
-from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 
 from nxcore_cuda import parts_forward, planes, sep_conv2d
 from nxcore_cuda.parts_forward import TILES, Part
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
-SINGLE, BLOCK = "sep_conv2d", "sep_conv2d_batch_norm"
+from tests.plugins.test_cuda_planes_forward import BLOCK, DEVICE, SINGLE, SPECS, judge
+
 WINDOWS = ((3, 1, 1), (5, 4, 2), (5, 2, 1), (3, 2, 2))
 """Size, padding and dilation."""
 
@@ -27,13 +23,6 @@ def arguments(images, channels, side, stride, size, *window, relu=True):
     x = torch.randn(images, channels, side, side, device=DEVICE)
     filters = torch.randn(channels, 1, size, size, device=DEVICE)
     return x, filters, torch.randn(channels, channels, 1, 1, device=DEVICE), stride, *window, relu
-
-
-def judge(op, args, tile=None):
-    """Run an operator and compare it with float64."""
-    call = importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile)
-    found = agreement(call, SPECS[op], args)
-    assert found.ok, (tile, found.reason)
 
 
 def tiles_of(args):
