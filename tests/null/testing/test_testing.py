@@ -14,7 +14,7 @@ from nxcore.errors import InvalidInputError, UnknownBackendError, UnknownOperato
 from nxcore.plugin import Param, Sample, rand
 from nxcore.spec.kernel import YES, no
 from nxcore.testing import Declined, Inapplicable, Row, cuda, examine, rules
-from nxcore.testing.cell import cells
+from nxcore.testing.cell import Broken, cells
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -102,6 +102,11 @@ def writes_one_more(x, dim, keepdim):
     if (more := _beyond(result)) is not None:
         more.fill_(1)
     return result
+
+
+def writes_one_more_at_first():
+    calls = itertools.count()
+    return lambda *args: (SPECS["sum"].reference if next(calls) else writes_one_more)(*args)
 
 
 def plans_its_result(problem):
@@ -222,6 +227,13 @@ def test_each_rule_refuses_what_it_is_there_for(rule):
     if rule in ONLY:
         assert set(row.rules) <= {rule, "takes_a_smoke_sample", "passes_opcheck"}, row.broken
     assert str(row.broken[0]) == row.reason
+
+
+def test_the_first_call_too_stays_within_its_output():
+    kernel = fakes.kernel("sum", writes_one_more_at_first(), dtypes=F32)
+    (cell,) = cells(fakes.registry(fakes.backend("hostile", kernel)), ops=["sum"], backends=["hostile"])
+    with pytest.raises(Broken, match="it wrote outside of what it allocated"):
+        rules.stays_within_its_output(cell)
 
 
 def test_no_rule_is_without_a_kernel_that_breaks_it():
