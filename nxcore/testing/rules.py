@@ -149,7 +149,10 @@ def reads_no_further(cell: Cell) -> None:
 
 
 def stays_within_its_output(cell: Cell) -> None:
-    """Write only inside allocated memory: guards on both sides stay unchanged, on every smoke sample; on two in a simulator."""
+    """Write only inside allocated memory: guards on both sides stay unchanged, on every smoke sample.
+
+    In a simulator, on two of them.
+    """
     strange, chosen = 0, [cell] if cell.sample else cell.taken()
     if cell.machine.simulated:
         chosen = chosen[:2]  # a call takes up to seconds
