@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class Tally:
 
 
 def evaluated(
-    net: nn.Module, logits: Sequence[Tensor], split: Split, device: torch.device
+    net: nn.Module, scored: Callable[[Tensor], Tensor], split: Split, device: torch.device
 ) -> tuple[float, float]:
     """Return mean loss and accuracy of a network on a split, over all ranks, with running statistics."""
     tally = Tally(device)
@@ -43,7 +43,7 @@ def evaluated(
     net.eval()
     for chunk in zip(*own, strict=True):
         images, labels = (t.to(device) for t in chunk)
-        scores = net(images, *logits)
+        scores = scored(images)
         tally.add(functional.cross_entropy(scores, labels), scores, labels)
     net.train()
     return tally.read()

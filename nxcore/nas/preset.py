@@ -88,6 +88,9 @@ class Preset:
         The found network's training, from new weights, on all images that are not held out.
     retrain_autocast : bool
         Whether the forward passes of retraining run under autocast to bfloat16.
+    held_out_every : int
+        Epochs of retraining for each evaluation of the held-out images. The last epoch has one too; with a
+        budget, every epoch has, since it may be the last.
     drop_path : float
         The final share of paths that are dropped in retraining; it grows from 0.
     pad, flip, cutout
@@ -134,6 +137,7 @@ class Preset:
     retrain_lr: float = 0.025
     retrain_lr_min: float = 0.0
     retrain_autocast: bool = False
+    held_out_every: int = 1
     drop_path: float = 0.2
     pad: int = 4
     flip: bool = True
@@ -147,7 +151,13 @@ class Preset:
         object.__setattr__(self, "mutations", tuple(sorted(made, key=lambda m: m.epoch)))
         if self.order not in (1, 2):
             raise InvalidInputError(f"order must be 1 or 2, got {self.order!r}", argument="order")
-        for name, least in (("warmup", 0), ("epochs", 1), ("retrain_epochs", 0), ("batch", 1)):
+        for name, least in (
+            ("warmup", 0),
+            ("epochs", 1),
+            ("retrain_epochs", 0),
+            ("batch", 1),
+            ("held_out_every", 1),
+        ):
             if getattr(self, name) < least:
                 raise InvalidInputError(
                     f"{name} must be at least {least}, got {getattr(self, name)}", argument=name

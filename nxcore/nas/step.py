@@ -54,6 +54,8 @@ class Passes:
         how: dict[str, Any] = {"limit": 1, "state": tuple(net.buffers())}
         self._replay = Graphed(self._gradients, **how)
         self._descend = Graphed(self._first_order, **how) if self.graphed else self._first_order
+        # Two signatures: the last chunk of a split is smaller.
+        self._score = Graphed(self._scores, limit=2) if self.graphed else self._scores
 
     def of_weights(self, batch: Split) -> tuple[Tensor, Tensor]:
         """Return loss and scores, and leave the mean gradients of all ranks in the weights' ``grad``."""
@@ -70,6 +72,13 @@ class Passes:
         for parameter, gradient in zip(self.net.parameters(), gradients, strict=True):
             parameter.grad = gradient
         return loss, scores
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Return the scores in evaluation, with running statistics, valid until the next call."""
+        logits = [] if isinstance(self.net, EvalNetwork) else [row.detach() for row in self.arch()]
+        scores: Tensor = self._score(images, *logits)
+        return scores
 
     def of_architecture(self, train: Split, validation: Split, optimizer: torch.optim.Optimizer) -> Descent:
         """Return this rank's gradient; in second order, through the step of SGD on ``train``."""
@@ -105,6 +114,10 @@ class Passes:
         # What joins them is replayed too: by single calls it takes the host longer than the message does.
         alone = place()[1] == 1
         return loss.detach(), scores.detach(), *((None, gradients) if alone else joined(gradients))
+
+    def _scores(self, images: Tensor, *logits: Tensor) -> Tensor:
+        scores: Tensor = self.net(images, *logits)
+        return scores
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Descent:
         return first_order(self.net, self.arch, Split(images, labels))

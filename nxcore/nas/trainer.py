@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nxcore.nas import checkpoint
 from nxcore.nas.architecture import ArchitectureParameters
@@ -142,7 +142,7 @@ class Trainer:
     def evaluate(self, part: Split) -> tuple[float, float]:
         """Return the network's loss and accuracy on a split, with running statistics."""
         as_first(self.net)
-        return evaluated(self.net, self._logits(), part, self.device)
+        return evaluated(self.net, self.passes.scores, part, self.device)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, atomically: on failure, the file is unchanged."""
@@ -341,7 +341,7 @@ class Trainer:
         """Train the weights for an epoch and, if ``moves``, in turn the architecture."""
         size = self.preset.batch
         if isinstance(self.net, SearchNetwork):
-            self.net.decide(*self._logits())  # once an epoch, in modes that decide
+            self.net.decide(*(row.detach() for row in self.arch()))  # once an epoch, in modes that decide
         of_weights, of_architecture = Tally(self.device), Tally(self.device)
         rest = self._batches(self.data.validation, size)
         for train in self._batches(self.data.train, size):
@@ -363,18 +363,17 @@ class Trainer:
         tally = Tally(self.device)
         for batch in self._batches(self.data.both, self.preset.retrain_batch):
             self._learn(self._augmented(batch, self.preset.cutout), tally)
-        names = "loss", "accuracy", "held_out_loss", "held_out_accuracy"
-        return dict(zip(names, (*tally.read(), *self.evaluate(self.data.held_out)), strict=True))
+        row = dict(zip(("loss", "accuracy"), tally.read(), strict=True))
+        done, every = self.epoch + 1, self.preset.held_out_every
+        if done % every == 0 or done == self._epochs() or self.preset.budget_s < math.inf:
+            row["held_out_loss"], row["held_out_accuracy"] = self.evaluate(self.data.held_out)
+        return row
 
     def _learn(self, batch: Split, tally: Tally) -> None:
         loss, scores = self.passes.of_weights(batch)
         nn.utils.clip_grad_norm_(self.net.parameters(), self.preset.clip)
         self.optimizer.step()
         tally.add(loss, scores, batch.labels)
-
-    def _logits(self) -> list[Tensor]:
-        """Return the architecture as inputs of the network; none for a found network."""
-        return [] if isinstance(self.net, EvalNetwork) else [row.detach() for row in self.arch()]
 
     def _augmented(self, batch: Split, cutout: int = 0) -> Split:
         p = self.preset

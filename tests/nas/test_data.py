@@ -87,8 +87,11 @@ def test_a_pickle_that_names_a_function_is_refused(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_cifar10_is_read_from_packed_jpegs(tmp_path):
+@pytest.mark.parametrize("share", [4, data.SHARE])
+def test_cifar10_is_read_from_packed_jpegs(share, tmp_path, monkeypatch):
     import io
+
+    monkeypatch.setattr(data, "SHARE", share)  # files of several threads keep their order
 
     image = pillow()
 
@@ -108,6 +111,9 @@ def test_cifar10_is_read_from_packed_jpegs(tmp_path):
     found = data.load("cifar10", tmp_path / "packed.npz")
     assert found.classes == ("a", "b")
     assert found.both.images.shape == (6, 3, 32, 32)
+    assert found.both.images.is_contiguous()
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found.both.images[:, 0, 0, 0].argsort(), order.argsort())
     assert found.held_out.labels.tolist() == [0, 1]
     reds = found.held_out.images[:, 0, 0, 0]
     assert reds[0] < reds[1], "the second is redder"

@@ -52,6 +52,32 @@ def test_a_replay_leaves_what_a_call_does(kind, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["exact", "found"])
+def test_scores_are_those_of_evaluation_and_follow_the_weights(kind, device):
+    part = images().to(device).train
+    passes = built(kind, True, device)
+    logits = [] if kind == "found" else [row.detach() for row in passes.arch()]
+    passes.net.eval()
+    for _ in range(2):
+        for some in (part.images, part.images[:3]):
+            with torch.no_grad():
+                want = passes.net(some, *logits)
+            torch.testing.assert_close(passes.scores(some), want, rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            passes.net.classifier.weight.add_(1.0)
+
+
+@pytest.mark.gpu
+def test_an_evaluation_is_replayed_and_changes_no_statistics():
+    trainer = Trainer(images().to("cuda"), LEAST)
+    trainer.train(trainer.genotype)
+    before = [b.clone() for b in trainer.net.buffers()]
+    assert trainer.evaluate(trainer.data.held_out) == trainer.evaluate(trainer.data.held_out)
+    assert len(trainer.passes._score) == 1
+    assert all(map(torch.equal, before, trainer.net.buffers()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_under_autocast_scores_are_bfloat16_and_gradients_are_not(device):
     part = images().to(device).train
     loss, grads = [], []

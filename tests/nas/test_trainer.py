@@ -294,6 +294,14 @@ def test_a_given_genotype_is_trained_without_a_search_and_goes_on(tmp_path):
     assert same(without_time(resumed.history), without_time(rows)), "to the bit"
 
 
+@pytest.mark.parametrize(("budget_s", "evaluated"), [(math.inf, [2, 4, 5]), (1e6, [1, 2, 3, 4, 5])])
+def test_held_out_images_are_evaluated_each_few_epochs_and_at_the_end(budget_s, evaluated):
+    own = {"held_out_every": 2, "retrain_epochs": 5, "budget_s": budget_s}
+    trainer = Trainer(images(), dataclasses.replace(LEAST, **own))
+    trainer.train(trainer.genotype)
+    assert [row["epoch"] for row in trainer.run() if "held_out_accuracy" in row] == evaluated
+
+
 def test_a_given_genotype_has_the_whole_budget():
     trainer = Trainer(images(), dataclasses.replace(LEAST, budget_s=1000.0))
     trainer.train(trainer.genotype)
