@@ -136,23 +136,26 @@ class Result:
     seconds: float
 
 
-def mutated(mutation: Mutation, source: Path, target: Path) -> None:
-    """Write a copy of a plugin's folder with one mutation in it.
+def edited(mutation: Mutation, source: Path) -> str:
+    """Return the text of a mutation's file with its edits.
 
     Raises
     ------
     ValueError
-        If its text isn't there as often as it says.
+        If a text that it replaces isn't there as often as it says.
     """
-    ignored = shutil.ignore_patterns("__pycache__", "images")
-    shutil.copytree(source, target, ignore=ignored)
-    path = target / mutation.file
-    text = path.read_text(encoding="utf-8")
+    text = (source / mutation.file).read_text(encoding="utf-8")
     for edit in mutation.edits:
         if (count := text.count(edit.find)) != edit.count:
             raise ValueError(f"{mutation.name}: expected {edit.count} of {edit.find!r}, got {count}")
         text = text.replace(edit.find, edit.replace)
-    path.write_text(text, encoding="utf-8")
+    return text
+
+
+def mutated(mutation: Mutation, source: Path, target: Path) -> None:
+    """Write a copy of a plugin's folder with one mutation in it."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "images"))
+    (target / mutation.file).write_text(edited(mutation, source), encoding="utf-8")
 
 
 def registry(package: str) -> Registry:
