@@ -50,6 +50,14 @@ MIRRORED = ("amin", "min", "argmin", "all")
 OF_CUDA = "square_planes"
 """How samples are called that are there for kernels of CUDA C++: interpreters take ten seconds each."""
 
+GRADIENTS = (
+    "gradients_are_torchs",
+    "second_derivatives",
+    "gradients_that_are_not_asked_for",
+    "one_gradient_alone",
+)
+"""Parts of the names of convolutions' tests that take Triton's interpreter and the emulator seconds each."""
+
 LATER = (
     "tests/nas/test_group.py",
     "tests/nas/test_group_alone.py",
@@ -72,6 +80,7 @@ LATER = (
     "tests/null/spec/test_pointwise.py",
     "tests/null/test_distributed.py::test_two_ranks_agree_on_the_firsts_choices",
     "tests/outside/test_bad_input.py",
+    "tests/plugins/test_cuda_strided.py",
 )
 """Files and tests of the rest: they start processes, train, compile, differentiate, search for leaks, or draw
 calls."""
@@ -139,7 +148,7 @@ def _takes_long(item: pytest.Item) -> bool:
     float32 is in the first part for these, all smoke samples for torch's kernels, all samples for Numba's on
     the CPU, and all others in the rest. So are the rules in Numba's simulator, which is the slowest, and the
     samples that take it seconds, the backends that take part on request, and operators whose kernels mirror
-    another's. Gradients of convolutions take Triton's interpreter and the emulator seconds, too.
+    another's. So are tests of ``GRADIENTS`` in Triton's interpreter and the emulator.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser") or item.nodeid.startswith(LATER):
         return True
@@ -147,7 +156,7 @@ def _takes_long(item: pytest.Item) -> bool:
         return False
     if not _of_the_kit(item):
         given = item.callspec.params if hasattr(item, "callspec") else {}
-        return given.get("backend") in ("triton", "cuda") and "gradients_are_torchs" in item.name
+        return given.get("backend") in ("triton", "cuda") and any(part in item.name for part in GRADIENTS)
     cell = item.callspec.params["cell"]
     if cell.backend.on_request or cell.spec.name in MIRRORED:
         return True
