@@ -1,23 +1,26 @@
 """A search step from empty caches: seconds until it has its speed.
 
     python benchmarks/cold.py [--unknown | --shipped FOLDER] [--policy online] [--seconds 120] [--device cuda]
-                              [--quick] [--export FILE] [--stacks] [--limit SECONDS]
+                              [--quick] [--export FILE] [--stacks] [--limit SECONDS] [--plain STEPS]
 
 With ``--unknown`` the record of the package is hidden, as if nobody had measured this device. Steps of a
 patched DARTS network (8 cells, C = 16, batch 64 of 3 x 32 x 32, float32) run until the time is over. Printed
 are the first step's seconds, the seconds after which eleven steps in a row take at most 1.25 times the
-median of the last ones on average, what was compiled and raced, and the operators of problems that are
-undecided at the end.
+median of the last ones on average, and at most 1.1 times, what was compiled and raced, and the operators of
+problems that are undecided at the end.
 ``--export`` writes what was measured as a file of the package's record, ``--shipped`` takes the record from
 another folder. ``NXCORE_WORKERS`` sets the number of workers, 0 for none. ``--stacks`` adds what the time
 until the last step was spent on, by the stacks of all threads, and what was compiled, raced and pruned by
 toolkit and operator. After ``--limit`` seconds the process prints what it knows and ends, within a step too.
+``--plain`` times steps of the same network unpatched beforehand, and adds the mean of the steps of learning,
+all but the first until full speed, relative to these.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import statistics
@@ -29,8 +32,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-FULL = 1.25
-"""The largest time of a step at full speed, relative to the median of the last ones."""
+FULL, NEAR = 1.25, 1.1
+"""The largest time of a step at full speed and near it, relative to the median of the last ones."""
 
 BESIDE = ("on_request", "machine", "policy", "device")
 """The codes of refusals that are no news."""
@@ -50,7 +53,14 @@ Steps = list[tuple[float, float]]
 
 
 def run(
-    device: str, seconds: float, steps: Steps | None = None, *, shipped: Path | None, quick: bool
+    device: str,
+    seconds: float,
+    steps: Steps | None = None,
+    plain: list[float] | None = None,
+    *,
+    shipped: Path | None,
+    quick: bool,
+    unpatched: int = 0,
 ) -> dict[str, Any]:
     """Run steps for some seconds; return when they had their speed.
 
@@ -60,10 +70,14 @@ def run(
     seconds : float
     steps : list, optional
         Each step is added to it.
+    plain : list of float, optional
+        The seconds of unpatched steps are added to it.
     shipped : Path, optional
         The folder that stands in for the package's record.
     quick : bool
         Whether the network is a small one.
+    unpatched : int
+        How many steps run before the network is patched.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -81,19 +95,26 @@ def run(
     net = darts.Network(size, 10, cells, 4).to(device)
     images, labels = torch.randn(batch, 3, side, side, device=device), torch.randint(10, (batch,)).to(device)
     logits = torch.zeros(2, 14, 8, device=device, requires_grad=True)
-    began = time.perf_counter()
-    nas.patch(net)
-    while not steps or time.perf_counter() - began < seconds:
+
+    def step() -> float:
         at = time.perf_counter()
         loss = cross_entropy(net(images, *logits.unbind(0)), labels)
         torch.autograd.grad(loss, [logits, *net.parameters()])
         if device != "cpu":
             torch.cuda.synchronize()
-        steps.append((time.perf_counter() - began, time.perf_counter() - at))
-    return found(steps)
+        return time.perf_counter() - at
+
+    plain = [] if plain is None else plain
+    plain += [step() for _ in range(unpatched)]
+    began = time.perf_counter()
+    nas.patch(net)
+    while not steps or time.perf_counter() - began < seconds:
+        taken = step()
+        steps.append((time.perf_counter() - began, taken))
+    return found(steps, plain)
 
 
-def full_speed_s(steps: Steps, final: float) -> float:
+def full_speed_s(steps: Steps, final: float, at_most: float = FULL) -> float:
     """Return when the last step ended that begins eleven which are slow on average: one may be by chance.
 
     Parameters
@@ -101,13 +122,28 @@ def full_speed_s(steps: Steps, final: float) -> float:
     steps : list
     final : float
         The seconds of a step at full speed.
+    at_most : float
+        The largest time of a step that isn't slow, relative to ``final``.
     """
     groups = [steps[i : i + LAST] for i in range(max(len(steps) - LAST + 1, 1))]
-    slow = (g[0][0] for g in groups if g and statistics.fmean(s for _, s in g) > FULL * final)
+    slow = (g[0][0] for g in groups if g and statistics.fmean(s for _, s in g) > at_most * final)
     return max(slow, default=0.0)
 
 
-def found(steps: Steps) -> dict[str, Any]:
+def relative(steps: Steps, plain: list[float]) -> dict[str, float]:
+    """Return the median of unpatched steps, and the mean of those of learning relative to it.
+
+    The first step of both doesn't count, nor do steps at full speed. There is nothing without plain steps.
+    """
+    if len(plain) < 2 or len(steps) < 2:
+        return {}
+    usual = statistics.median(plain[1:])
+    until = full_speed_s(steps, statistics.median(s for _, s in steps[-LAST:]))
+    slow = [s for at, s in steps[1:] if at <= until] or [steps[-1][1]]
+    return {"plain_ms": usual * 1e3, "learning": statistics.fmean(slow) / usual}
+
+
+def found(steps: Steps, plain: list[float] | None = None) -> dict[str, Any]:
     """Return when steps had their speed, and what was compiled, raced and decided until now."""
     import nxcore
 
@@ -117,8 +153,10 @@ def found(steps: Steps) -> dict[str, Any]:
     return {
         "first_s": steps[0][0] if steps else None,
         "full_speed_s": full_speed_s(steps, final),
+        "near_full_speed_s": full_speed_s(steps, final, NEAR),
         "final_ms": final * 1e3,
         "steps": len(steps),
+        **relative(steps, plain or []),
         "longest": [f"until {at:.1f} s: {s:.2f} s" for at, s in sorted(longest)],
         "tally": status["tally"],
         "measured": measured(),
@@ -193,15 +231,17 @@ def main() -> int:
     parser.add_argument("--export", type=Path, help="write what was measured")
     parser.add_argument("--stacks", action="store_true", help="look at the stacks of all threads")
     parser.add_argument("--limit", type=float, help="seconds after which the process ends")
+    parser.add_argument("--plain", type=int, default=0, metavar="STEPS", help="time unpatched steps first")
     given = parser.parse_args()
     os.environ["NXCORE_POLICY"] = given.policy
     from stacks import Stacks  # beside this file
 
-    steps, stacks = Steps(), Stacks()
+    steps, stacks, plain = Steps(), Stacks(), list[float]()
+    imported: dict[str, float] = {}
 
     def told() -> None:
         more = {"stacks": stacks.table(), "kernels": by_toolkit()} if given.stacks else {}
-        print(json.dumps(found(steps) | more, indent=1), flush=True)
+        print(json.dumps(found(steps, plain) | imported | more, indent=1), flush=True)
 
     def late() -> None:
         told()
@@ -215,7 +255,11 @@ def main() -> int:
         empty_caches(Path(folder))
         shipped = Path(folder) / "none" if given.unknown else given.shipped
         with stacks if given.stacks else contextlib.nullcontext():
-            run(given.device, given.seconds, steps, shipped=shipped, quick=given.quick)
+            at = time.perf_counter()
+            importlib.import_module("nxcore.nas")
+            imported["imports_s"] = time.perf_counter() - at
+            how = {"shipped": shipped, "quick": given.quick, "unpatched": given.plain}
+            run(given.device, given.seconds, steps, plain, **how)
         if given.export:
             export(given.export)
         told()  # while the folder has what was measured

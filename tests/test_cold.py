@@ -22,6 +22,15 @@ def test_speed_is_full_after_the_last_eleven_slow_steps():
     assert cold.full_speed_s(steps, 0.1) == 40, "its own group is slow on average"
     steps = [(float(i), 0.12 if i == 40 else 0.1) for i in range(60)]
     assert cold.full_speed_s(steps, 0.1) == 0, "one step may be slow by chance"
+    steps = [(float(i), 0.12 if i < 30 else 0.1) for i in range(60)]
+    assert (cold.full_speed_s(steps, 0.1), cold.full_speed_s(steps, 0.1, cold.NEAR)) == (0, 24)
+
+
+def test_steps_of_learning_are_compared_with_unpatched_ones():
+    steps = [(9.0, 9.0), *((10.0 + i, 0.21) for i in range(20)), *((50.0 + i, 0.1) for i in range(20))]
+    found = cold.relative(steps, [3.0, 0.2, 0.2])
+    assert found == {"plain_ms": pytest.approx(200), "learning": pytest.approx(1.05)}
+    assert cold.relative(steps, []) == {}
 
 
 def test_a_measured_problem_is_named_by_its_operator_and_its_first_shapes():
