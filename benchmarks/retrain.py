@@ -11,8 +11,8 @@ Of a search's ``metrics.jsonl``, ``--epoch`` gives the epoch whose genotype is t
 epoch before a cell has more skip connections. FOLDER gets a row for each epoch and the checkpoint; the file
 of the figures is FOLDER/retrain.json. A FOLDER with a checkpoint is continued, by its own settings.
 ``--stop`` ends a process after so many seconds, at the end of an epoch. With ``--parts`` nothing is trained
-to the end: FOLDER/parts.json has the time of each part of a step, of the options' training (``own``) or with 24
-channels and these, under autocast and without (``all``).
+to the end: FOLDER/parts.json has the time of each part of a step, of the options' training (``own``) or with
+24 channels and these, under autocast and without (``all``).
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def described(trainer: Trainer, given: argparse.Namespace) -> dict[str, Any]:
 
 def timed(trainer: Trainer, given: argparse.Namespace) -> None:
     """Print and write the parts of each training that ``--parts`` names."""
-    own = [{}]
+    own: list[dict[str, Any]] = [{}]
     if given.parts == "all":
         own = [{"retrain_C": c, "retrain_autocast": h} for c in {given.channels, 24} for h in (True, False)]
     rows = []
