@@ -68,7 +68,7 @@ class Stacks:
     lines : Counter
         Looks at lines of captures, each the innermost one of the stack.
     functions : Counter
-        Looks at functions of nxcore in the main thread, each the innermost one of the stack.
+        Looks at functions of nxcore in the thread at work, each the innermost one of the stack.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Stacks:
         self._ends.set()
         self._thread.join()
 
-    def table(self, most: int = 24) -> dict[str, dict[str, float]]:
+    def table(self, most: int = 40) -> dict[str, dict[str, float]]:
         """Return the seconds by phases, by operators and by backends, the longest first."""
         each_s = (time.perf_counter() - self._began) / max(self._looks, 1)
         named = {
@@ -110,23 +110,24 @@ class Stacks:
         while not self._ends.wait(EVERY_S):
             frames = sys._current_frames()  # noqa: SLF001  there is no other way to see all stacks
             busy = [_seen(frame) for ident, frame in frames.items() if ident not in (own, self._main)]
-            main = _seen(frames[self._main]) if self._main in frames else ("", "", "", "")
+            main = _seen(frames.get(self._main or 0))
             at_work = (found for found in busy if found[1] or "audit" in found[0])
-            phases, operator, backend, _ = next(at_work, main)
+            phases, operator, backend, _, function = next(at_work, main)
             if "capture" in main[0]:
                 phases = phases if phases.startswith("capture") else f"capture > backward > {phases}"
                 others = (frame for ident, frame in frames.items() if ident not in (own, self._main))
                 self.lines[next((_line(frame) for frame in others if _differentiates(frame)), main[3])] += 1
             self._looks += 1
-            self.functions[_function(frames.get(self._main or 0))] += 1
+            self.functions[function] += 1
             self.phases[phases or "else"] += 1
             self.operators[operator or "none"] += 1
             self.backends[backend or "none"] += 1
 
 
-def _seen(frame: FrameType | None) -> tuple[str, str, str, str]:
-    """Return the phases on a stack, operator and backend of the choice made on it, and the innermost line."""
+def _seen(frame: FrameType | None) -> tuple[str, str, str, str, str]:
+    """Return the phases on a stack, operator and backend of its choice, the innermost line and function."""
     phases: list[str] = []
+    innermost = _function(frame)
     line = "" if frame is None else _line(frame)
     operator = backend = ""
     while frame is not None:
@@ -147,7 +148,7 @@ def _seen(frame: FrameType | None) -> tuple[str, str, str, str]:
     phases.reverse()
     if "import" in phases:
         del phases[phases.index("import") + 1 :]  # a module may import and compile anything
-    return " > ".join(phases), operator, backend, line
+    return " > ".join(phases), operator, backend, line, innermost
 
 
 def _line(frame: FrameType) -> str:
