@@ -231,14 +231,14 @@ class EvalCell(nn.Module):
             OPS[name](C, 2 if reduction and source < 2 else 1, True) for name, source in genes
         )
 
-    def forward(self, s0: Tensor, s1: Tensor, drop_prob: float = 0.0) -> Tensor:
+    def forward(self, s0: Tensor, s1: Tensor, drop_prob: float | Tensor = 0.0) -> Tensor:
         """Return the concatenated states, shape (N, channels, H', W').
 
         Parameters
         ----------
         s0, s1 : Tensor
             As in ``Cell.forward``.
-        drop_prob : float
+        drop_prob : float or Tensor
             In training, each path of an image except identities is dropped with this probability.
         """
         states = [self.preprocess0(s0), self.preprocess1(s1)]
@@ -247,13 +247,18 @@ class EvalCell(nn.Module):
             states.append(pair[0] + pair[1])
         return torch.cat([states[i] for i in self._concat], dim=1)
 
-    def _path(self, i: int, states: list[Tensor], drop_prob: float) -> Tensor:
+    def _path(self, i: int, states: list[Tensor], drop_prob: float | Tensor) -> Tensor:
         op = self._ops[i]
         out: Tensor = op(states[self._sources[i]])
-        if not self.training or drop_prob <= 0.0 or isinstance(op, Identity):
+        held = isinstance(drop_prob, Tensor)  # on a device, whose value isn't read here
+        if not self.training or isinstance(op, Identity) or not (held or drop_prob > 0.0):
             return out
         keep = 1.0 - drop_prob
-        mask = torch.empty(out.shape[0], 1, 1, 1, device=out.device, dtype=out.dtype).bernoulli_(keep)
+        shape = out.shape[0], 1, 1, 1
+        if isinstance(keep, Tensor):
+            mask = (torch.rand(shape, device=out.device) < keep).to(out.dtype)
+        else:
+            mask = torch.empty(shape, device=out.device, dtype=out.dtype).bernoulli_(keep)
         return out / keep * mask
 
 

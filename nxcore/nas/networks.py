@@ -309,8 +309,9 @@ class EvalNetwork(Network):
 
     Attributes
     ----------
-    drop_path_prob : float
-        The probability that a path is dropped in training; initially 0, for the training loop to raise.
+    drop_path_prob : float or Tensor
+        The probability that a path is dropped in training; initially 0, for the training loop to raise. A
+        graph of the network fixes a float, and reads a tensor, of shape (), anew.
 
     Examples
     --------
@@ -343,7 +344,7 @@ class EvalNetwork(Network):
                 *kinds[reduction], C_pp, C_p, C, reduction, previous
             ),
         )
-        self.drop_path_prob = 0.0
+        self.drop_path_prob: float | Tensor = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the class scores, shape (N, num_classes), of images of shape (N, in_channels, H, W)."""

@@ -64,9 +64,7 @@ class Passes:
             self.net.zero_grad()
             loss.backward()
             return loss.detach(), scores.detach()
-        # Values that are not tensors are fixed in a graph: each share of dropped paths has its own graph.
-        drop = self.net.drop_path_prob if isinstance(self.net, EvalNetwork) else 0.0
-        loss, scores, flat, gradients = self._replay(*batch, drop)
+        loss, scores, flat, gradients = self._replay(*batch, self._dropped(batch.images.device))
         if flat is not None:
             total(flat)
         for parameter, gradient in zip(self.net.parameters(), gradients, strict=True):
@@ -107,9 +105,14 @@ class Passes:
             scores = net(images, *([] if found else [row.detach() for row in self.arch()]))
             return functional.cross_entropy(scores, labels), scores
 
-    def _gradients(self, images: Tensor, labels: Tensor, drop: float) -> tuple[Any, ...]:
-        del drop  # set in the network already; here it distinguishes graphs
-        loss, scores = self._forward(self.net, images, labels)
+    def _dropped(self, device: torch.device) -> Tensor | None:
+        """Return the share of dropped paths as a tensor, which a graph reads anew; None where none are."""
+        share = self.net.drop_path_prob if isinstance(self.net, EvalNetwork) else 0.0
+        return torch.full((), float(share), device=device) if share else None
+
+    def _gradients(self, images: Tensor, labels: Tensor, drop: Tensor | None) -> tuple[Any, ...]:
+        with dropping(self.net, drop):
+            loss, scores = self._forward(self.net, images, labels)
         gradients = torch.autograd.grad(loss, list(self.net.parameters()), allow_unused=True)
         # What joins them is replayed too: by single calls it takes the host longer than the message does.
         alone = place()[1] == 1
@@ -121,6 +124,19 @@ class Passes:
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Descent:
         return first_order(self.net, self.arch, Split(images, labels))
+
+
+@contextlib.contextmanager
+def dropping(net: nn.Module, share: Tensor | None) -> Iterator[None]:
+    """Have a found network drop this share of its paths in this block; None leaves it unchanged."""
+    if share is None or not isinstance(net, EvalNetwork):
+        yield
+        return
+    before, net.drop_path_prob = net.drop_path_prob, share
+    try:
+        yield
+    finally:
+        net.drop_path_prob = before
 
 
 @contextlib.contextmanager

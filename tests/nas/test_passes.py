@@ -117,6 +117,34 @@ def test_a_network_that_reads_the_device_is_run():
     assert not built("sampled", True).graphed
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_share_of_dropped_paths_is_read_anew(device):
+    part = images().to(device).train
+    passes = built("found", True, device)
+    seen = []
+    for share in (0.0, 1e-9, 0.9):
+        passes.net.drop_path_prob = share
+        scores = [passes.of_weights(part)[1].clone() for _ in range(2)]
+        assert passes.net.drop_path_prob == share
+        seen.append(scores[0])
+    torch.testing.assert_close(seen[0], seen[1], rtol=1e-4, atol=1e-5)  # of the batch's own statistics
+    assert not torch.allclose(seen[0], seen[2], rtol=1e-2), "most paths but identities are dropped"
+    if device == "cuda":
+        assert len(passes._replay) == 1, "the graph without a share was the one before"
+
+
+def test_paths_are_dropped_by_a_tensor_as_by_a_number():
+    torch.manual_seed(0)
+    net = EvalNetwork(FOUND, 4, 2, layers=2, in_channels=1)
+    x = torch.randn(512, 1, 8, 8)
+    shares = []
+    for share in (0.25, torch.tensor(0.25)):
+        net.cells[0].train()
+        own = net.cells[0]._path(0, [net.cells[0].preprocess0(net.stem(x))] * 2, share)
+        shares.append((own.flatten(1) == 0).all(1).float().mean())
+    assert all(0.18 < s < 0.32 for s in shares)
+
+
 @pytest.mark.gpu
 def test_a_search_is_replayed_on_a_gpu_and_drops_paths_anew():
     found = Trainer(images().to("cuda"), dataclasses.replace(LEAST, epochs=1, warmup=0))
