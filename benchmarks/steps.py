@@ -1,7 +1,7 @@
 """Models as a user trains them: plain and accelerated in turns, and what the watch over steps has found.
 
     python benchmarks/steps.py [--seconds 60] [--limit SECONDS] [--half] [--eval] [--cache DIR] [--json FILE]
-                               [NAME ...]
+                               [--export DIR] [NAME ...]
 
 The accelerated model runs in another process, from an empty cache, or from that of ``--cache``. Each turn
 runs it for a second, or 24 steps, and the plain one for half of that, on the same
@@ -10,9 +10,12 @@ stopped, so that nothing that nxcore does beside the model is paid by the plain 
 plain model's time of a step over the accelerated one's; a window's is the median over five seconds of the
 accelerated model. Time is the clock's; ``cpu`` is the processor time of all threads of the process. The
 policy is that of the environment. ``good`` is the end of the last window after the first 10 s that was slower
-than plain by more than 2%; ``first`` is the time of the first step, and ``10 s`` what the first ten seconds
-cost beyond as many plain steps. Models of torchvision need it; the others are networks of the tests, and of
-``models.py``.
+than plain by more than 2%, and ``worst`` the lowest ratio of a window from then on; ``reached`` is when the
+accelerated model began to take at most 1.1 times what it takes in the later half. ``first`` is the time of
+the first step, and ``10 s`` what the first ten seconds cost beyond as many plain steps. Then come the kernels
+compiled and the races held in that process, up to the first 10 s and in all, the verdicts of the watch, and
+in the file what ``explain`` shows. ``--export`` writes what was measured as a file of the package's record,
+one a model. Models of torchvision need it; the others are networks of the tests, and of ``models.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,8 @@ OURS_S, PLAIN_S, LOSS = 1.0, 0.5, 0.02
 FEWEST = 24
 """The fewest steps of a turn: the watch's pairs take 11 to 14, and none outlives the pause."""
 WINDOW_S, LEARNING_S = 5.0, 10.0
+NEAR = 1.1
+"""The time of a step over that of a late one, from which on the model counts as fast."""
 
 
 class Darts(nn.Module):
@@ -74,6 +79,7 @@ TORCHVISION = ("resnet50", "mobilenet_v3_large", "efficientnet_b0", "convnext_ti
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "mobilenet-small": (networks.mobilenet, 8, 48),
     "darts-unrecognised": (networks.Darts, 8, 24),
+    "darts-unrecognised-64": (lambda: networks.Darts(16), 64, 32),
     "darts-small": (lambda: Darts(8, 3, 2), 8, 16),
     "darts": (Darts, 64, 32),
     "resnet18-small": (lambda: models.resnet((2, 2, 2, 2), wide=False), 4, 64),
@@ -106,12 +112,15 @@ class Turn:
     steps : int
     report : list of str
         The watch's.
+    tally : dict
+        What the process has compiled and measured so far; empty of plain steps.
     """
 
     seconds: float
     cpu: float
     steps: int
     report: list[str]
+    tally: dict[str, int] = field(default_factory=dict)
 
 
 def step(model: nn.Module, x: Tensor, how: How) -> None:
@@ -151,11 +160,16 @@ def made(how: How) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(batch, 3, extent, extent, device=device).contiguous(memory_format=layout)
 
 
-def serve(how: How) -> None:
-    """Accelerate the model; for each line with seconds, run a turn and print it."""
+def serve(how: How, folder: Path | None = None) -> None:
+    """Accelerate the model; for each line with seconds, run a turn and print it.
+
+    At the end what was measured is written into ``folder``.
+    """
     import nxcore
-    from nxcore import nas
+    from nxcore import nas, session
     from nxcore.nn import steps
+    from nxcore.spec.tally import tally
+    from nxcore.store import transfer
 
     model, x = made(how)
     for line in sys.stdin:
@@ -169,19 +183,31 @@ def serve(how: How) -> None:
             found = Turn(time.perf_counter() - began, 0.0, 1, [])
         else:
             found = turn(model, x, how, float(line), FEWEST)
-        row = asdict(found) | {"report": steps.report(model)}  # ends a block: no step holds the pause
+        # The report ends a block: no step holds the pause.
+        row = asdict(found) | {"report": steps.report(model), "tally": asdict(tally())}
         print(json.dumps(row), flush=True)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{how.name}{'-half' * how.half}{'-eval' * how.evaluation}.json"
+        transfer.write(file, transfer.exported(session.default().wisdom.store))
 
 
 def turns(
-    how: How, seconds: float, cache: str, limit: float = math.inf
+    how: How,
+    seconds: float,
+    cache: str,
+    limit: float = math.inf,
+    folder: Path | None = None,
+    explained: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[float, Turn, Turn]]:
     """Yield the accelerated model's seconds so far, and a turn of both models; the first is one step.
 
-    No turn begins after ``limit`` seconds.
+    No turn but the first begins after ``limit`` seconds. What was measured is written into ``folder``, and
+    ``explained`` gets what ``explain`` shows at the end.
     """
     until = time.perf_counter() + limit
     given = ["--half"] * how.half + ["--eval"] * how.evaluation
+    given += [] if folder is None else ["--export", str(folder)]
     child = subprocess.Popen(
         [sys.executable, __file__, "--serve", *given, how.name],
         env=os.environ | {"NXCORE_CACHE": cache},
@@ -195,7 +221,7 @@ def turns(
     turn(model, x, how, PLAIN_S)
     spent, wanted = 0.0, 0.0
     try:
-        while spent < seconds and time.perf_counter() < until:
+        while not wanted or (spent < seconds and time.perf_counter() < until):
             child.stdin.write(f"{wanted}\n")
             child.stdin.flush()
             own = Turn(**json.loads(child.stdout.readline()))
@@ -205,6 +231,10 @@ def turns(
             spent += own.seconds * own.steps
             wanted = OURS_S
             yield spent, plain, own
+        if explained is not None:
+            child.stdin.write("explain\n")
+            child.stdin.flush()
+            explained(json.loads(child.stdout.readline()))
     finally:
         child.stdin.close()
         child.wait()
@@ -218,6 +248,13 @@ def windows(found: list[tuple[float, Turn, Turn]]) -> Iterator[tuple[float, floa
             yield end, statistics.median(inside)
 
 
+def reached(found: list[tuple[float, Turn, Turn]]) -> float:
+    """Return the seconds after which every turn is near the usual one of the later half."""
+    usual = statistics.median(own.seconds for _, _, own in found[len(found) // 2 :])
+    slow = [at for at, _, own in found if own.seconds > NEAR * usual]
+    return max(slow, default=0.0)
+
+
 def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     """Return a row of the table."""
     late = found[len(found) // 2 :]
@@ -226,7 +263,9 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     # No processor time is known of the first step, which is all of a run that ends with it.
     busy = statistics.median([p.cpu / o.cpu for _, p, o in late if o.cpu] or [math.nan])
-    bad = [end for end, ratio in windows(found) if ratio < 1 - LOSS]
+    ratio_at = dict(windows(found))
+    bad = [end for end, ratio in ratio_at.items() if ratio < 1 - LOSS]
+    worst = min(ratio_at.values(), default=math.nan)
     early = [(p, o) for at, p, o in found if at <= LEARNING_S]
     usual = statistics.median(p.seconds for _, p, _ in found)
     cost = sum(o.steps * (o.seconds - p.seconds) for p, o in early)
@@ -234,8 +273,17 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     first, good = found[0][2].seconds, max(bad, default=0.0)
     return (
         f"{how.name:20} {mode:10} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
-        f"cpu {busy:.3f}  good {good:3.0f} s  first {first:5.2f} s ({usual:.2f})  10 s: {cost:+.2f} s"
+        f"cpu {busy:.3f}  good {good:3.0f} s  worst {worst:.3f}  reached {reached(found):4.1f} s  "
+        f"first {first:5.2f} s ({usual:.2f})  10 s: {cost:+.2f} s  {counts(found)}"
     )
+
+
+def counts(found: list[tuple[float, Turn, Turn]]) -> str:
+    """Return what was compiled and raced in the first ten seconds, and in all."""
+    early = [own.tally for at, _, own in found if at <= LEARNING_S or own is found[0][2]]
+    first, last = early[-1], found[-1][2].tally
+    names = "compilations", "races"
+    return ", ".join(f"{first.get(name, 0)}/{last.get(name, 0)} {name}" for name in names)
 
 
 def main() -> None:
@@ -250,18 +298,22 @@ def main() -> None:
     parser.add_argument("--eval", action="store_true", help="forward alone, in evaluation and inference mode")
     parser.add_argument("--cache", help="nxcore's folder; without it, a new one a model")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--export", type=Path, metavar="DIR", help="write what was measured, a file a model")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     for name in given.names:
         how = How(name, given.half, given.eval)
         if given.serve:
-            serve(how)
+            serve(how, given.export)
             return
+        shown: list[str] = []
         with tempfile.TemporaryDirectory(prefix="nxcore-steps-") as folder:
-            found = list(turns(how, given.seconds, given.cache or folder, given.limit))
+            cache = given.cache or folder
+            found = list(turns(how, given.seconds, cache, given.limit, given.export, shown.append))
         print(line(how, found), *(f"    {row}" for row in found[-1][2].report), sep="\n", flush=True)
         if given.json:
-            row = asdict(how) | {"turns": [(at, asdict(p), asdict(o)) for at, p, o in found]}
+            rows = [(at, asdict(p), asdict(o)) for at, p, o in found]
+            row = asdict(how) | {"turns": rows, "explain": shown}
             with given.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 

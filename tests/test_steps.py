@@ -27,7 +27,7 @@ def test_processor_times_are_compared_where_both_are_known():
     assert "cpu 4.000" in line(How("net", half=False, evaluation=False), found)
 
 
-def test_no_turn_begins_after_the_limit(monkeypatch):
+def test_no_turn_but_the_first_begins_after_the_limit(monkeypatch):
     child = SimpleNamespace(
         stdin=io.StringIO(),
         stdout=SimpleNamespace(readline=lambda: json.dumps(asdict(Turn(1.0, 1.0, 1, [])))),
@@ -39,4 +39,44 @@ def test_no_turn_begins_after_the_limit(monkeypatch):
     monkeypatch.setattr(steps, "made", lambda _: (None, None))
     monkeypatch.setattr(steps, "turn", lambda *_: Turn(1.0, 1.0, 1, []))
     monkeypatch.setattr(steps.time, "perf_counter", lambda: float(next(now)))
-    assert len(list(steps.turns(How("darts", False, False), 60.0, "", limit=4.0))) == 3
+    how = How("darts", False, False)
+    assert len(list(steps.turns(how, 60.0, "", limit=3.0))) == 3
+    child.stdin = io.StringIO()
+    assert len(list(steps.turns(how, 60.0, "", limit=0.0))) == 1
+
+
+def test_a_row_says_when_it_was_fast_and_what_was_compiled_until_then():
+    plain, report = Turn(1.0, 1.0, 5, []), []
+    first = Turn(3.0, 0.0, 1, report, {"compilations": 2, "races": 5})
+    slow, fast = (Turn(s, s, 5, report, {"compilations": 3, "races": 7}) for s in (0.7, 0.5))
+    found = [(3.0, plain, first), (8.0, plain, slow), *((9.0 + n, plain, fast) for n in range(8))]
+    assert steps.reached(found) == 8.0
+    row = line(How("net", half=False, evaluation=False), found)
+    assert "worst 2.000  reached  8.0 s" in row
+    assert row.endswith("3/3 compilations, 7/7 races")
+
+
+def test_the_worst_window_is_one_after_the_first_seconds():
+    plain = Turn(1.0, 1.0, 5, [])
+    rows = [(float(at), plain, Turn(2.0 if at in (1, 20) else 0.8, 1.0, 5, [])) for at in range(1, 24)]
+    assert "worst 1.250" in line(How("net", half=False, evaluation=False), rows)
+    rows[-6:] = [(at, plain, Turn(1.25, 1.0, 5, [])) for at, *_ in rows[-6:]]
+    assert "worst 0.800" in line(How("net", half=False, evaluation=False), rows)
+
+
+def test_what_was_measured_and_explained_is_asked_of_the_process(monkeypatch, tmp_path):
+    asked, child = [], SimpleNamespace(stdin=io.StringIO(), send_signal=lambda _: None, wait=lambda: 0)
+    monkeypatch.setattr(child.stdin, "close", lambda: None)
+    answers = iter([asdict(Turn(1.0, 1.0, 1, [])), "a table"])
+    child.stdout = SimpleNamespace(readline=lambda: json.dumps(next(answers)))
+    monkeypatch.setattr(steps.subprocess, "Popen", lambda given, **_: asked.extend(given) or child)
+    monkeypatch.setattr(steps, "made", lambda _: (None, None))
+    monkeypatch.setattr(steps, "turn", lambda *_: Turn(1.0, 1.0, 1, []))
+    shown = []
+    assert (
+        len(list(steps.turns(How("darts", False, False), 1.0, "", folder=tmp_path, explained=shown.append)))
+        == 1
+    )
+    assert shown == ["a table"]
+    assert asked[asked.index("--export") + 1] == str(tmp_path)
+    assert child.stdin.getvalue().endswith("explain\n")
