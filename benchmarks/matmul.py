@@ -138,7 +138,8 @@ def warm(call: Call, seconds: float) -> tuple[float, str]:
         if count % 64 == 0:
             torch.cuda.synchronize()
     end.record()
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"]
+    own = f"--id=GPU-{torch.cuda.get_device_properties().uuid}"
+    query = ["nvidia-smi", own, "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"]
     seen = ""
     with contextlib.suppress(OSError):
         seen = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()

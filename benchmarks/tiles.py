@@ -63,6 +63,18 @@ CUDA = {
     "R2s4u2": cuda.DUET,
     "R4s4u2i3": cuda.QUARTET,
     "K1r16s4h1": cuda.LEGION,
+    "P8s4u2i7f2": replace(cuda.OCTET, fours=2),
+    "P8s4u2i7f1": replace(cuda.OCTET, fours=1),
+    "P8s4u2i4f2": replace(cuda.OCTET, fours=2, pieces=4),
+    "P8s4u2f2": replace(cuda.OCTET, fours=2, pieces=1),
+    "P4s4u2i7f2": replace(cuda.OCTET, fours=2, team=4),
+    "P8r16s3i8f1": replace(cuda.OCTET, fours=1, turn=1, stages=3, pieces=8),
+    "Q4r16s3i8f1": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, stages=3, pieces=8, fours=1),
+    "Q4r16s3i15f1": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, stages=3, pieces=15, fours=1),
+    "Q4r16s3i8": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, stages=3, pieces=8),
+    "Q4s4u2i4": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, turn=2, pieces=4),
+    "Q4r32s2i8f1": cuda.Slices(64, 128, 8, 16, 128, 4, team=4, stages=2, pieces=16, fours=1),
+    "T8s3u2i7": cuda.Slices(64, 64, 8, 8, 128, 8, team=8, turn=2, pieces=7, stages=3),
 }
 """Tiles by name: large to tiny, the depth, the slices, and the stages where there are more than two."""
 

@@ -43,6 +43,8 @@ TILES = {
     "own_of_pairs": matmul.Slices(64, 128, 8, 16, 64, 4, turn=2),
     "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, stages=3, held=True),
     "own_held": replace(OWN, team=8, held=True, pieces=2),
+    "own_turned": matmul.Slices(64, 128, 8, 16, 64, 4, team=4, stages=3, pieces=8, fours=1),
+    "own_turned_ahead": replace(matmul.OCTET, fours=2),
 }
 QUICK = ("small", "least", "one_by_one", "deep", "octet", "duet", "legion")
 
@@ -218,8 +220,8 @@ def test_the_shared_memory_of_a_block_is_the_devices(monkeypatch):
 @pytest.mark.parametrize("name", TILES)
 def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_path):
     tile = TILES[name]
-    if tile in matmul.TEAMS and matmul.TEAMS[tile].whole:
-        tile = replace(tile, whole=True)  # as products have it
+    if (tile in matmul.TEAMS and matmul.TEAMS[tile].whole) or getattr(tile, "fours", 0):
+        tile = replace(tile, whole=True)  # as products have it: with bounds, registers are short
     for inner in (False, True):
         instance = tile.instance(matmul.Way(True, True), matmul.Way(inner, True))
         (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))

@@ -100,6 +100,9 @@ class Slices(Tile):
         else they are sent one number after another.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
+    fours : int
+        Stages ahead that such vectors come through registers by blocks of four lines and four terms, turned
+        there; 0 where they don't. Not beside ``held``.
     """
 
     by_line: bool = False
@@ -110,6 +113,7 @@ class Slices(Tile):
     pieces: int = 1
     held: bool = False
     whole: bool = False
+    fours: int = 0
 
     @property
     def run(self) -> int:
@@ -132,7 +136,8 @@ class Slices(Tile):
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
         shared = (self.team, self.stages, self.turn, self.pieces, self.held)
-        arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole)
+        fours: tuple[int, ...] = (self.fours,) if self.fours else ()
+        arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole, *fours)
         return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
 
 

@@ -1,0 +1,63 @@
+// multiply_adds: the inner loop of a product alone. Each thread adds up ROWS x COLUMNS products of one term after another,
+// from factors in registers, or read from shared memory as a tile's are. Nothing is loaded from memory meanwhile, and no
+// thread waits for another: no product of as many multiply-adds by such threads is done before.
+#pragma once
+
+#include "matmul.cu"
+
+struct multiply_adds_args {
+  const float* from;  // DEPTH terms of TALL rows and WIDE columns, one after the other
+  float* out;         // of each thread
+  long long* cycles;  // of each warp
+  int terms, step;    // step: floats from the terms of one turn to those of the next; 0, which the compiler doesn't know
+};
+
+template <int TALL, int WIDE, int ROWS, int COLUMNS, int SLICES, bool SHARED>
+__device__ __forceinline__ void multiply_adds(const multiply_adds_args& a) {
+  using namespace product;
+  using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, false>;
+  using Order = Path<ROWS, COLUMNS, ROWS_AND_BACK>;
+  constexpr int RUN = 16, DEPTH = RUN * SLICES, EACH = Threads::WARPS * WARP;
+  using StageA = operand::Stage<TALL, DEPTH, false>;
+  using StageB = operand::Stage<WIDE, DEPTH, false>;
+  float* const shared = dynamic_shared<float>();
+  for (int i = threadIdx.x; i < StageA::FLOATS + StageB::FLOATS; i += blockDim.x) shared[i] = a.from[i];
+  __syncthreads();
+
+  const int slice = threadIdx.x / EACH;
+  const Threads lie(threadIdx.x % EACH);
+  const float* at_x = shared + StageA::at(lie.row, slice * RUN);
+  const float* at_y = shared + StageA::FLOATS + StageB::at(lie.column, slice * RUN);
+  float sums[ROWS][COLUMNS] = {};
+  float x[2][ROWS], y[2][COLUMNS];
+  const auto next = [&](int term) {
+    read<ROWS, Threads::DOWN * operand::FOUR>(at_x + StageA::at(0, term), x[term % 2]);
+    read<COLUMNS, Threads::ALONG * operand::FOUR>(at_y + StageB::at(0, term), y[term % 2]);
+  };
+  next(0);
+  next(1);
+  const long long begin = clock64();
+#pragma unroll 1
+  for (int left = a.terms; left > 0; left -= RUN) {
+#pragma unroll
+    for (int term = 0; term < RUN; ++term) {
+      if (SHARED && term == RUN - 1) {
+        at_x += a.step;
+        at_y += a.step;
+      }
+      if (SHARED) next((term + 1) % RUN);
+#pragma unroll
+      for (int i = 0; i < ROWS * COLUMNS; ++i) {
+        float& sum = sums[Order::row(i)][Order::column(i)];
+        sum = __fmaf_rn(x[term % 2][Order::row(i)], y[term % 2][Order::column(i)], sum);
+      }
+    }
+  }
+  const long long end = clock64();
+  float all = 0;
+#pragma unroll
+  for (int i = 0; i < ROWS * COLUMNS; ++i) all += sums[Order::row(i)][Order::column(i)];
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+  a.out[thread] = all;
+  if (threadIdx.x % WARP == 0) a.cycles[thread / WARP] = end - begin;
+}

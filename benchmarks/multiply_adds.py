@@ -1,0 +1,182 @@
+"""Time multiply-adds alone on a GPU: what bounds strict products of float32 matrices, in time and in cycles.
+
+Each kernel does as many multiply-adds as a product of n by n matrices, in the inner loop of a product's tile,
+with factors in registers or read from shared memory. It loads nothing else, and its threads don't wait for
+each other: its time, measured as ``matmul.py`` measures, is a floor of products by such threads. Prints a
+table, writes all figures.
+
+    python benchmarks/multiply_adds.py --json record.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+from matmul import cold, least, warm
+from nxcore_cuda.machine.compile import compiled
+
+WARP, SCHEDULERS = 32, 4
+RUN = 16  # terms of a turn, as in the source
+SIZES = {512: 128, 1024: 128, 2048: 132, 4096: 132}
+"""Sides of the products, and the blocks: the small products have tiles for 128 of 132 multiprocessors."""
+
+BODY = """#include "multiply_adds.cu"
+extern "C" __global__ void __launch_bounds__({threads}, 1)
+timed(const float* from, float* out, long long* cycles, int terms, int step) {{
+  multiply_adds<{arguments}>(multiply_adds_args{{from, out, cycles, terms, step}});
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The threads of a block: a tile, the sums of a thread, slices that share terms, where factors are."""
+
+    tall: int
+    wide: int
+    rows: int
+    columns: int
+    slices: int
+    shared: bool
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.tall * self.wide // (self.rows * self.columns) * self.slices
+
+    @property
+    def floats(self) -> int:
+        """Floats of shared memory."""
+        return RUN * self.slices * (self.tall + self.wide + 8)
+
+    @property
+    def name(self) -> str:
+        """The name in the table."""
+        where = "shared" if self.shared else "registers"
+        return f"{where}, {self.rows} x {self.columns}, {self.threads // WARP} warps"
+
+    @property
+    def text(self) -> str:
+        """The translation unit."""
+        sizes = (self.tall, self.wide, self.rows, self.columns, self.slices, str(self.shared).lower())
+        return BODY.format(threads=self.threads, arguments=", ".join(map(str, sizes)))
+
+
+KINDS = (
+    Kind(64, 128, 8, 8, 4, shared=False),
+    Kind(64, 128, 8, 16, 4, shared=False),
+    Kind(64, 128, 8, 8, 4, shared=True),
+    Kind(64, 128, 8, 16, 4, shared=True),
+    Kind(64, 32, 8, 8, 8, shared=True),
+)
+
+
+def built(kind: Kind) -> Any:
+    """Return the function of a kernel."""
+    folder = Path(__file__).parent
+    code = compiled(kind.text, torch.cuda.get_device_capability(), "multiply_adds", folder)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        function = cupy.RawModule(path=file.name).get_function("timed")
+        function.max_dynamic_shared_size_bytes = 4 * kind.floats
+    return function
+
+
+class Timed:
+    """A call of as many multiply-adds as a product of n by n matrices."""
+
+    def __init__(self, kind: Kind, n: int) -> None:
+        self.blocks, self.kind, self.function = SIZES[n], kind, built(kind)
+        self.terms = RUN * math.ceil(n**3 / (self.blocks * kind.threads * kind.rows * kind.columns * RUN))
+        self.given = torch.rand(kind.floats, device="cuda") - 0.5
+        self.out = torch.empty(self.blocks * kind.threads, device="cuda")
+        self.cycles = torch.empty(self.blocks * kind.threads // WARP, dtype=torch.int64, device="cuda")
+        self.args = (
+            *(t.data_ptr() for t in (self.given, self.out, self.cycles)),
+            *(np.int32(self.terms), np.int32(0)),
+        )
+        self.stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+
+    @property
+    def multiplied(self) -> int:
+        """How many multiply-adds the call does."""
+        return self.blocks * self.kind.threads * self.kind.rows * self.kind.columns * self.terms
+
+    def __call__(self) -> torch.Tensor:
+        """Launch it."""
+        with self.stream:
+            self.function((self.blocks,), (self.kind.threads,), self.args, shared_mem=4 * self.kind.floats)
+        return self.out
+
+    def slots(self) -> float:
+        """Return the cycles of a scheduler for one of its multiply-adds in the last call, median of warps."""
+        warps = self.kind.threads // WARP / SCHEDULERS
+        own = self.terms * self.kind.rows * self.kind.columns * warps
+        return float(self.cycles.double().median()) / own
+
+
+def main() -> None:
+    """Time all kinds at all sizes."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of calls one after the other, at 4096")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    shortest = least(given.repeats)
+    print(f"{torch.cuda.get_device_name()}; a call that writes one number: {shortest:.1f} us")
+    print("n, us and TFLOP/s of cuBLAS; us, TFLOP/s, cycles of a scheduler for a multiply-add of each kind")
+    rows, sustained = [], []
+    for n in SIZES:
+        a, b, out = (torch.rand(n, n, device="cuda") - 0.5 for _ in range(3))
+        strict = functools.partial(torch.matmul, a, b, out=out)
+        calls: dict[str, Callable[[], torch.Tensor]] = {"cublas": strict}
+        calls |= {kind.name: Timed(kind, n) for kind in KINDS}
+        for name, us in cold(calls, given.repeats).items():
+            call = calls[name]
+            done = call.multiplied if isinstance(call, Timed) else n**3
+            row = {"n": n, "kind": name, "us": us, "tflops": 2 * done / us / 1e6}
+            if isinstance(call, Timed):
+                row |= {"slots": call.slots(), "blocks": call.blocks, "terms": call.terms}
+            rows.append(row)
+            slots = f"{row['slots']:.3f}" if "slots" in row else ""
+            print(f"{n} {name}: {us:.1f} us, {row['tflops']:.1f} T {slots}", flush=True)
+        if n == max(SIZES) and given.seconds:
+            for name, call in calls.items():
+                us, seen = warm(call, given.seconds)
+                done = call.multiplied if isinstance(call, Timed) else n**3
+                sustained.append(
+                    {"kind": name, "us": us, "tflops": 2 * done / us / 1e6, "clock and power": seen}
+                )
+                print(
+                    f"{n} for {given.seconds:g} s, {name}: {us:.0f} us, {2 * done / us / 1e6:.1f} T, {seen}",
+                    flush=True,
+                )
+    if given.json:
+        about = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+            "repeats": given.repeats,
+            "least_us": shortest,
+            "kinds": {kind.name: asdict(kind) for kind in KINDS},
+        }
+        given.json.write_text(json.dumps({**about, "rows": rows, "sustained": sustained}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
