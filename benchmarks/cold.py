@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -30,7 +31,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 FULL, NEAR = 1.25, 1.1
 """The largest time of a step at full speed and near it, relative to the median of the last ones."""
@@ -128,6 +129,45 @@ def full_speed_s(steps: Steps, final: float, at_most: float = FULL) -> float:
     groups = [steps[i : i + LAST] for i in range(max(len(steps) - LAST + 1, 1))]
     slow = (g[0][0] for g in groups if g and statistics.fmean(s for _, s in g) > at_most * final)
     return max(slow, default=0.0)
+
+
+class Collections:
+    """Counts Python's collections of garbage.
+
+    Attributes
+    ----------
+    found : list
+        When each ended, by ``time.perf_counter``, its generation, and how many seconds it took.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[float, int, float]] = []
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        """Begin to count."""
+        gc.callbacks.append(self._seen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Count no more."""
+        gc.callbacks.remove(self._seen)
+
+    def _seen(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._began = now
+        else:
+            self.found.append((now, info["generation"], now - self._began))
+
+    def told(self) -> dict[str, Any]:
+        """Return the seconds of all, and the longest."""
+        longest = sorted(self.found, key=lambda one: one[2])[-LAST:]
+        began = self.found[0][0] if self.found else 0.0
+        return {
+            "collections_s": sum(s for *_, s in self.found),
+            "longest_collections": [f"at {at - began:.1f} s: {s:.3f} s" for at, _, s in sorted(longest)],
+        }
 
 
 def relative(steps: Steps, plain: list[float]) -> dict[str, float]:
@@ -236,12 +276,12 @@ def main() -> int:
     os.environ["NXCORE_POLICY"] = given.policy
     from stacks import Stacks  # beside this file
 
-    steps, stacks, plain = Steps(), Stacks(), list[float]()
+    collections, steps, stacks, plain = Collections(), Steps(), Stacks(), list[float]()
     imported: dict[str, float] = {}
 
     def told() -> None:
         more = {"stacks": stacks.table(), "kernels": by_toolkit()} if given.stacks else {}
-        print(json.dumps(found(steps, plain) | imported | more, indent=1), flush=True)
+        print(json.dumps(found(steps, plain) | imported | collections.told() | more, indent=1), flush=True)
 
     def late() -> None:
         told()
@@ -251,7 +291,8 @@ def main() -> int:
         timer = threading.Timer(given.limit, late)
         timer.daemon = True
         timer.start()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a thread may still write
+    # A thread may still write into the folder.
+    with collections, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         empty_caches(Path(folder))
         shipped = Path(folder) / "none" if given.unknown else given.shipped
         with stacks if given.stacks else contextlib.nullcontext():

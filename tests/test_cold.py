@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -75,4 +76,14 @@ def test_what_was_measured_is_told_while_its_folder_exists(monkeypatch, capsys):
     for variable in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR"):
         monkeypatch.setenv(variable, "")
     assert cold.main() == 0
-    assert json.loads(capsys.readouterr().out)["measured"] == ["True"]
+    told = json.loads(capsys.readouterr().out)
+    assert told["measured"] == ["True"]
+    assert told.keys() >= {"imports_s", "collections_s"}
+
+
+def test_collections_of_garbage_are_told():
+    with cold.Collections() as collections:
+        gc.collect()
+    (_, generation, seconds), *_ = collections.found
+    assert generation == 2
+    assert collections.told()["collections_s"] >= seconds > 0
