@@ -83,23 +83,21 @@ KINDS = (
 )
 
 
-def built(kind: Kind) -> Any:
-    """Return the function of a kernel."""
-    folder = Path(__file__).parent
-    code = compiled(kind.text, torch.cuda.get_device_capability(), "multiply_adds", folder)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code)
-        file.flush()
-        function = cupy.RawModule(path=file.name).get_function("timed")
-        function.max_dynamic_shared_size_bytes = 4 * kind.floats
+def built(kind: Kind, folder: Path) -> Any:
+    """Return the function of a kernel; its image is put into a folder, from which CuPy loads it."""
+    code = compiled(kind.text, torch.cuda.get_device_capability(), "multiply_adds", Path(__file__).parent)
+    path = folder / f"{kind.name.replace(' ', '_')}.cubin"
+    path.write_bytes(code)
+    function = cupy.RawModule(path=str(path)).get_function("timed")
+    function.max_dynamic_shared_size_bytes = 4 * kind.floats
     return function
 
 
 class Timed:
-    """A call of as many multiply-adds as a product of n by n matrices."""
+    """A call of as many multiply-adds as a product of n by n matrices, on the default stream, as torch's."""
 
-    def __init__(self, kind: Kind, n: int) -> None:
-        self.blocks, self.kind, self.function = SIZES[n], kind, built(kind)
+    def __init__(self, kind: Kind, n: int, function: Any) -> None:
+        self.blocks, self.kind, self.function = SIZES[n], kind, function
         self.terms = RUN * math.ceil(n**3 / (self.blocks * kind.threads * kind.rows * kind.columns * RUN))
         self.given = torch.rand(kind.floats, device="cuda") - 0.5
         self.out = torch.empty(self.blocks * kind.threads, device="cuda")
@@ -108,7 +106,6 @@ class Timed:
             *(t.data_ptr() for t in (self.given, self.out, self.cycles)),
             *(np.int32(self.terms), np.int32(0)),
         )
-        self.stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
 
     @property
     def multiplied(self) -> int:
@@ -117,8 +114,7 @@ class Timed:
 
     def __call__(self) -> torch.Tensor:
         """Launch it."""
-        with self.stream:
-            self.function((self.blocks,), (self.kind.threads,), self.args, shared_mem=4 * self.kind.floats)
+        self.function((self.blocks,), (self.kind.threads,), self.args, shared_mem=4 * self.kind.floats)
         return self.out
 
     def slots(self) -> float:
@@ -140,11 +136,13 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}; a call that writes one number: {shortest:.1f} us")
     print("n, us and TFLOP/s of cuBLAS; us, TFLOP/s, cycles of a scheduler for a multiply-add of each kind")
     rows, sustained = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        functions = {kind: built(kind, Path(folder)) for kind in KINDS}
     for n in SIZES:
         a, b, out = (torch.rand(n, n, device="cuda") - 0.5 for _ in range(3))
         strict = functools.partial(torch.matmul, a, b, out=out)
         calls: dict[str, Callable[[], torch.Tensor]] = {"cublas": strict}
-        calls |= {kind.name: Timed(kind, n) for kind in KINDS}
+        calls |= {kind.name: Timed(kind, n, function) for kind, function in functions.items()}
         for name, us in cold(calls, given.repeats).items():
             call = calls[name]
             done = call.multiplied if isinstance(call, Timed) else n**3
