@@ -3,7 +3,7 @@
     python benchmarks/retrain.py FOLDER --root cifar10.npz [--genotype FILE [--epoch 21 | --skips 2]]
                                  [--seconds 300 | --epochs 130 [--stop 400]] [--channels 36] [--cutout 16]
                                  [--every 5] [--autocast]
-    python benchmarks/retrain.py FOLDER --root cifar10.npz --parts own [the same options]
+    python benchmarks/retrain.py FOLDER --root cifar10.npz --parts 36 36:bfloat16 [the same options]
 
 The network is smaller than the paper's, so that minutes tell something: 8 cells from 24 channels, and
 batches of 256. ``--autocast`` runs its forward passes under autocast to bfloat16.
@@ -11,8 +11,8 @@ Of a search's ``metrics.jsonl``, ``--epoch`` gives the epoch whose genotype is t
 epoch before a cell has more skip connections. FOLDER gets a row for each epoch and the checkpoint; the file
 of the figures is FOLDER/retrain.json. A FOLDER with a checkpoint is continued, by its own settings.
 ``--stop`` ends a process after so many seconds, at the end of an epoch. With ``--parts`` nothing is trained
-to the end: FOLDER/parts.json has the time of each part of a step, of the options' training (``own``) or with
-24 channels and these, under autocast and without (``all``).
+to the end: FOLDER/parts.json has the time of each part of a step, for each given number of channels, as 36 or
+36:bfloat16 for forward passes under autocast.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--weight-decay", type=float, default=PRESETS["darts"].weight_decay)
     parser.add_argument("--every", type=int, default=1, help="epochs for an evaluation of held-out images")
     parser.add_argument("--autocast", action="store_true", help="forward passes in bfloat16")
-    parser.add_argument("--parts", choices=("own", "all"), help="time the parts of a step")
+    parser.add_argument("--parts", nargs="+", help="time the parts of a step with so many channels")
     return parser
 
 
@@ -219,11 +219,10 @@ def described(trainer: Trainer, given: argparse.Namespace) -> dict[str, Any]:
 
 def timed(trainer: Trainer, given: argparse.Namespace) -> None:
     """Print and write the parts of each training that ``--parts`` names."""
-    own: list[dict[str, Any]] = [{}]
-    if given.parts == "all":
-        own = [{"retrain_C": c, "retrain_autocast": h} for c in {given.channels, 24} for h in (True, False)]
     rows = []
-    for changed in own:
+    for each in given.parts:
+        channels, _, half = each.partition(":")
+        changed: dict[str, Any] = {"retrain_C": int(channels), "retrain_autocast": bool(half)}
         preset = dataclasses.replace(trainer.preset, **changed)
         other = Trainer(trainer.data, preset, seed=given.seed, device=trainer.device)
         other.train(trainer.genotype)
