@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nxcore import session
 from nxcore.errors import VerificationError
 from nxcore.plugin import Sample, rand
-from nxcore.trust.truth import Agreement, Truth, agreement, require_telling
+from nxcore.spec.problem import leaves
+from nxcore.trust import gate
+from nxcore.trust.truth import Agreement, Truth, agreement, require_telling, without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -288,20 +291,48 @@ def test_the_error_is_absolute_where_zeros_are_right():
     assert 0 < zeros.error < 1e-30, "as small as the entropy itself; the relative error would be 1"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_sample_tells_right_from_wrong(spec):
-    for sample in fakes.modest(spec):
+def test_every_sample_tells_right_from_wrong(spec, dtype):
+    """The gate doesn't try these again. In 16 bits only smoke samples do."""
+    samples = fakes.modest(spec) if dtype is torch.float32 else spec.tagged("smoke")
+    for sample in samples:
         if "degenerate" not in sample.tags:
-            args = sample.build(spec, "cpu", torch.float32)
-            require_telling(Truth.of(spec, args), args, sample.name)
+            args, other = (
+                s.build(spec, "cpu", dtype)
+                for s in (sample, Sample(f"{sample.name}, other numbers", sample.args, sample.kwargs))
+            )
+            earlier = tuple(leaves(spec.reference(*without_out(spec, other))))
+            require_telling(Truth.of(spec, args), args, sample.name, previous=earlier)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_smoke_sample_tells_right_from_wrong_in_sixteen_bits(spec, dtype):
-    for sample in spec.tagged("smoke"):
-        args = sample.build(spec, "cpu", dtype)
-        require_telling(Truth.of(spec, args), args, sample.name)
+@pytest.mark.parametrize(
+    ("dtype", "name", "again"),
+    [
+        (torch.float32, "inner_axis", False),
+        (torch.float32, "nan", False),
+        (torch.bfloat16, "inner_axis", False),
+        (torch.bfloat16, "list_of_axes", True),
+        (torch.float64, "inner_axis", True),
+    ],
+)
+def test_the_gate_tries_what_the_suite_does_not(dtype, name, again, monkeypatch):
+    tried = []
+    monkeypatch.setattr(gate, "require_telling", lambda *given, **_: tried.append(given[2]))
+    gate.built.cache_clear()
+    gate.built("sum", name, torch.device("cpu"), dtype, session.default().registry)
+    assert tried == [name] * again
+
+
+@pytest.mark.parametrize("share", [0.0, 2.0**-10])
+def test_the_gate_tries_samples_of_calls_that_allow_more_error(share, monkeypatch):
+    tried = []
+    monkeypatch.setattr(gate, "require_telling", lambda *given, **_: tried.append(given[2]))
+    monkeypatch.setattr("nxcore.trust.truth.share_of", lambda *_: share)
+    gate.built.cache_clear()
+    gate.built("sum", "inner_axis", torch.device("cpu"), torch.float32, session.default().registry)
+    gate.built.cache_clear()
+    assert bool(tried) == bool(share)
 
 
 @pytest.mark.parametrize(
