@@ -22,7 +22,6 @@ from nxcore_cuda.matmul_tiles import (
     DEEP,
     DUET,
     FILL,
-    FOUR,
     LARGE,
     LEAST,
     LEGION,
@@ -36,13 +35,13 @@ from nxcore_cuda.matmul_tiles import (
     TEAMS,
     Slices,
     Tile,
-    Way,
     candidates,
     choose,
     in_one_round,
     memory,
     of_least_cost,
 )
+from nxcore_cuda.matmul_way import FOUR, Way
 
 __all__ = [
     "AHEAD",
@@ -113,12 +112,13 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
             *(p.rows, p.columns, p.terms, span, across, int(whole)),
             *(*dims(p.batch), *steps(p.a_batch), *steps(p.b_batch), *steps(p.out_batch)),
         )
+        tile = chosen if a.vectors and b.vectors else chosen.unfed()
         return Launch(
-            chosen.instance(a, b),
+            tile.instance(a, b),
             device,
             (down * across, parts, count),
-            chosen.threads,
-            shared=chosen.shared,
+            tile.threads,
+            shared=tile.shared,
             pointers=5,
             layout=f"6q6i{DIMS}{3 * STRIDES}",
             values=values,

@@ -11,8 +11,8 @@ import torch
 
 from nxcore.plugin import Product
 from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.matmul_way import FOUR, Way
 
-FOUR = 4  # floats of a vector, and of the padding of a stage
 SHARED = 232448  # bytes of shared memory that a block may have on an H100 and an H200
 FILL = 132
 """Blocks that fill a large GPU, one for each of 132 multiprocessors.
@@ -73,6 +73,10 @@ class Tile:
         stages = self.stages * self.depth * (self.tall + self.wide + 2 * FOUR)
         return 4 * max(stages, (self.slices - 1) * self.tall * self.wide)
 
+    def unfed(self) -> Tile:
+        """Return the tile all of whose warps load and multiply, with the same sums."""
+        return self
+
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.depth, self.slices)
@@ -103,6 +107,8 @@ class Slices(Tile):
     fours : int
         Stages ahead that such vectors come through registers by blocks of four lines and four terms, turned
         there; 0 where they don't. Not beside ``held``.
+    feeders : int
+        Warps that load what the others multiply, where both operands have vectors; 0: all warps do both.
     """
 
     by_line: bool = False
@@ -114,6 +120,12 @@ class Slices(Tile):
     held: bool = False
     whole: bool = False
     fours: int = 0
+    feeders: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return super().threads + 32 * self.feeders
 
     @property
     def run(self) -> int:
@@ -126,6 +138,10 @@ class Slices(Tile):
         stages = self.stages * self.run * (self.tall + self.wide + 2 * FOUR)
         return 4 * self.slices * max(stages, self.tall * self.wide)
 
+    def unfed(self) -> Tile:
+        """Return the tile all of whose warps load and multiply, with the same sums."""
+        return replace(self, feeders=0)
+
     def for_product(self, product: Product) -> Self:
         """Return the tile that checks no bound where a product needs no check."""
         p = product
@@ -135,6 +151,9 @@ class Slices(Tile):
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
+        if self.feeders:
+            fed = (self.stages, self.feeders, a.inner, b.inner, self.whole)
+            return Instance("matmul_fed", (*sizes, *fed), threads=self.threads, blocks=self.resident)
         shared = (self.team, self.stages, self.turn, self.pieces, self.held)
         fours: tuple[int, ...] = (self.fours,) if self.fours else ()
         arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole, *fours)
@@ -359,32 +378,3 @@ def candidates(product: Product, most: int = SHARED) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     teams = (tile.for_product(product) for tile in TEAMS if tile.shared <= most)
     yield from dict.fromkeys((choose(product, most), *ALONE_AND_EACH, PAIR, DEEP, AHEAD, *teams))
-
-
-def _vectors(inner: int, extent: int, others: tuple[int, ...], step: int) -> bool:
-    """Return whether vectors of four along a dimension are whole and aligned."""
-    return inner == 1 and extent % FOUR == 0 and all(s % FOUR == 0 for s in (step, *others))
-
-
-@dataclass(frozen=True)
-class Way:
-    """How an operand is loaded: along its terms or its lines, in vectors or one by one."""
-
-    inner: bool
-    vectors: bool
-
-    @classmethod
-    def of(cls, lines: int, terms: int, strides: tuple[int, int], batch: tuple[int, ...]) -> Self:
-        """Choose the way for an operand."""
-        line, term = strides
-        if _vectors(term, terms, batch, line if lines > 1 else 0):
-            return cls(inner=True, vectors=True)
-        if _vectors(line, lines, batch, term if terms > 1 else 0):
-            return cls(inner=False, vectors=True)
-        return cls(inner=abs(term) < abs(line) or lines == 1, vectors=False)
-
-    @classmethod
-    def both(cls, product: Product) -> tuple[Self, Self]:
-        """Choose the ways for both operands."""
-        p = product
-        return cls.of(p.rows, p.terms, p.a, p.a_batch), cls.of(p.columns, p.terms, p.b, p.b_batch)
