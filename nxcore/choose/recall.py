@@ -172,8 +172,9 @@ class Recall:
         For new or changed kernels, ``measure`` measures these alone, and ``online`` explores the whole
         problem again, so None. Any other policy leaves them out, and so do these two after several unclear
         races. If no race was clear, all are raced again, so None. ``online`` leaves out kernels that took no
-        part in figures of elsewhere too, and so does ``measure`` in its place, ``at_once``: one plugin more
-        here doesn't have a known problem learnt anew. ``measure`` prunes what it would have to compile.
+        part in figures of elsewhere too, or lost there, and so does ``measure`` in its place, ``at_once``:
+        one plugin more here, or a loser that has changed, doesn't have a known problem learnt anew.
+        ``measure`` prunes what it would have to compile.
         Kernels with unchanged figures are checked again only if the chosen one can't serve any more:
         ``doubting``. ``page`` has the figures; by default those on record for the problem's device.
         """
@@ -185,17 +186,21 @@ class Recall:
         known = {c.label: c for c in page.decision.candidates if not _on_request(c)}
         candidates: list[Candidate] = []
         changed, leaves = False, page.foreign and (at_once or policy == "online")
+        winners = {page.decision.chosen, (page.decision.captured or page.decision).chosen}
         new: list[tuple[Backend, Kernel]] = []
         for backend, kernel in self.tuner.taking_part(problem.op):
             label = backend.label(kernel)
             before = known.pop(label, None)
-            same = before is not None and page.makes.get(label) == self.make(backend, kernel)
-            told = before is not None and same and self._told(before, backend, kernel)
             if leaves and before is None and label not in page.makes:
                 candidates.append(
                     Candidate(label, backend.name, refusal=ELSEWHERE, graph_safe=kernel.graph_safe)
                 )
                 continue
+            if leaves and not doubting and before is not None and not (before.native or label in winners):
+                candidates.append(before)  # changed or not, no race is begun for it: its identity takes time
+                continue
+            same = before is not None and page.makes.get(label) == self.make(backend, kernel)
+            told = before is not None and same and self._told(before, backend, kernel)
             refusal = None if told and not doubting else self.tuner.refusal(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None

@@ -21,6 +21,7 @@ from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store import wisdom
 from nxcore.store.pages import Page
+from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 
@@ -308,6 +309,28 @@ def test_what_must_be_known_at_once_leaves_out_what_figures_of_elsewhere_lack(ma
     assert found.chosen == ("two" if policy == "online" else "four")
     if policy == "online":
         assert "took no part where the figures were measured" in found["four"].refusal.reason
+
+
+@pytest.mark.parametrize("changed", ["one", "three", "two"], ids=["a loser", "pruned", "the winner"])
+def test_a_known_problem_is_learnt_anew_for_a_changed_winner_alone(machine, changed, monkeypatch):
+    machine.images = ("one", "two")
+    us = {"one": 60, "two": 50, "three": 40}
+    found = decided(machine.process(**us))
+    assert (found.chosen, found["three"].refusal.code) == ("two", Code.PRUNED)
+    session = machine.process(policy="online", **us)
+    page = session.wisdom.read(problem(1000))
+    session.wisdom.write(problem(1000), dataclasses.replace(page, foreign=True))
+    asked = []
+
+    def identity(_, backend, *__):
+        asked.append(backend.name)
+        return Identity(*(["2", "2"] if backend.name == changed else ["1", "1"]))
+
+    monkeypatch.setattr(Identities, "of", identity)
+    x = torch.randn(1000)
+    found = session.chooser.choose(problem(1000), (x, x, 1, None)).decision
+    assert (found.rule, found.chosen) == (("exploring", "torch") if changed == "two" else ("measured", "two"))
+    assert changed == "two" or changed not in asked, "an identity takes time"
 
 
 def test_a_page_knows_whether_it_is_complete():
