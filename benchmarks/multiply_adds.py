@@ -34,15 +34,18 @@ SIZES = {512: 128, 1024: 128, 2048: 132, 4096: 132}
 
 BODY = """#include "multiply_adds.cu"
 extern "C" __global__ void __launch_bounds__({threads}, 1)
-timed(const float* from, float* out, long long* cycles, int terms, int step) {{
-  multiply_adds<{arguments}>(multiply_adds_args{{from, out, cycles, terms, step}});
+timed(float* out, long long* clock, int terms, int step) {{
+  multiply_adds<{arguments}>(multiply_adds_args{{out, clock, terms, step}});
 }}
 """
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The threads of a block: a tile, the sums of a thread, slices that share terms, where factors are."""
+    """The threads of a block: a tile, the sums of a thread, slices that share terms, where factors are.
+
+    Without ``ahead`` a term's factors are read when its turn comes, into fewer registers.
+    """
 
     tall: int
     wide: int
@@ -50,6 +53,7 @@ class Kind:
     columns: int
     slices: int
     shared: bool
+    ahead: bool = True
 
     @property
     def threads(self) -> int:
@@ -65,13 +69,14 @@ class Kind:
     def name(self) -> str:
         """The name in the table."""
         where = "shared" if self.shared else "registers"
-        return f"{where}, {self.rows} x {self.columns}, {self.threads // WARP} warps"
+        late = ", read late" * (not self.ahead)
+        return f"{where}, {self.rows} x {self.columns}, {self.threads // WARP} warps{late}"
 
     @property
     def text(self) -> str:
         """The translation unit."""
-        sizes = (self.tall, self.wide, self.rows, self.columns, self.slices, str(self.shared).lower())
-        return BODY.format(threads=self.threads, arguments=", ".join(map(str, sizes)))
+        sizes = (self.tall, self.wide, self.rows, self.columns, self.slices, self.shared, self.ahead)
+        return BODY.format(threads=self.threads, arguments=", ".join(map(str, sizes)).lower())
 
 
 KINDS = (
@@ -79,7 +84,9 @@ KINDS = (
     Kind(64, 128, 8, 16, 4, shared=False),
     Kind(64, 128, 8, 8, 4, shared=True),
     Kind(64, 128, 8, 16, 4, shared=True),
-    Kind(64, 32, 8, 8, 8, shared=True),
+    Kind(64, 128, 8, 8, 2, shared=True),
+    Kind(64, 128, 8, 16, 4, shared=True, ahead=False),
+    Kind(192, 128, 12, 16, 2, shared=True, ahead=False),
 )
 
 
@@ -99,13 +106,10 @@ class Timed:
     def __init__(self, kind: Kind, n: int, function: Any) -> None:
         self.blocks, self.kind, self.function = SIZES[n], kind, function
         self.terms = RUN * math.ceil(n**3 / (self.blocks * kind.threads * kind.rows * kind.columns * RUN))
-        self.given = torch.rand(kind.floats, device="cuda") - 0.5
         self.out = torch.empty(self.blocks * kind.threads, device="cuda")
-        self.cycles = torch.empty(self.blocks * kind.threads // WARP, dtype=torch.int64, device="cuda")
-        self.args = (
-            *(t.data_ptr() for t in (self.given, self.out, self.cycles)),
-            *(np.int32(self.terms), np.int32(0)),
-        )
+        shape = (self.blocks, kind.threads // WARP, 2)
+        self.clock = torch.empty(shape, dtype=torch.int64, device="cuda")
+        self.args = (self.out.data_ptr(), self.clock.data_ptr(), np.int32(self.terms), np.int32(0))
 
     @property
     def multiplied(self) -> int:
@@ -118,10 +122,10 @@ class Timed:
         return self.out
 
     def slots(self) -> float:
-        """Return the cycles of a scheduler for one of its multiply-adds in the last call, median of warps."""
-        warps = self.kind.threads // WARP / SCHEDULERS
-        own = self.terms * self.kind.rows * self.kind.columns * warps
-        return float(self.cycles.double().median()) / own
+        """Return a scheduler's cycles for one of its multiply-adds in the last call, median of blocks."""
+        own = self.terms * self.kind.rows * self.kind.columns * self.kind.threads / WARP / SCHEDULERS
+        spans = self.clock[..., 1].amax(1) - self.clock[..., 0].amin(1)
+        return float(spans.double().median()) / own
 
 
 def main() -> None:
@@ -130,14 +134,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=1.0, help="of calls one after the other, at 4096")
+    parser.add_argument("--counters", action="store_true", help="only call each once, for a profiler")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.empty(1, device="cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        functions = {kind: built(kind, Path(folder)) for kind in KINDS}
+    if given.counters:
+        for kind, function in functions.items():
+            Timed(kind, 2048, function)()
+        torch.cuda.synchronize()
+        return
     shortest = least(given.repeats)
     print(f"{torch.cuda.get_device_name()}; a call that writes one number: {shortest:.1f} us")
     print("n, us and TFLOP/s of cuBLAS; us, TFLOP/s, cycles of a scheduler for a multiply-add of each kind")
     rows, sustained = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        functions = {kind: built(kind, Path(folder)) for kind in KINDS}
     for n in SIZES:
         a, b, out = (torch.rand(n, n, device="cuda") - 0.5 for _ in range(3))
         strict = functools.partial(torch.matmul, a, b, out=out)
