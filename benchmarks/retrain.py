@@ -132,8 +132,7 @@ def parts(trainer: Trainer) -> dict[str, Any]:
         "feed": lambda: held.update(raw=next(feed)),
         "augment": augmented,
         "pass": passed,
-        "clip": lambda: torch.nn.utils.clip_grad_norm_(trainer.net.parameters(), p.clip),
-        "optimizer": trainer.optimizer.step,
+        "update": lambda: trainer.update(trainer.passes.gradients),
         "tally": lambda: tally.add(held["loss"], held["scores"], held["batch"].labels),
     }
 

@@ -17,6 +17,9 @@ from nxcore.nas.data import Split
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.process_group import joined, place, shared, total
 
+WARMUP = 1
+"""Runs of a pass before its capture."""
+
 
 class Passes:
     """Forward and backward of a network, on every rank's share of a batch.
@@ -34,7 +37,14 @@ class Passes:
         Whether some parameters may be unused in a call.
     autocast : bool
         Whether the forward passes of a found network run under autocast to bfloat16.
+
+    Attributes
+    ----------
+    gradients : list, optional
+        The weights' gradients of the last pass, where a graph leaves them in the same memory at each call.
     """
+
+    gradients: list[Tensor | None] | None = None
 
     def __init__(
         self,
@@ -51,11 +61,12 @@ class Passes:
         reads = isinstance(net, SearchNetwork) and net.rule.mode != "exact"
         self.graphed = graphed and not reads
         self._shared = net if self.graphed else shared(net, unused=unused)
-        how: dict[str, Any] = {"limit": 1, "state": tuple(net.buffers())}
+        # One run chooses and compiles kernels. More of them, in Python, take most of a first epoch's start.
+        how: dict[str, Any] = {"limit": 1, "warmup": WARMUP, "state": tuple(net.buffers())}
         self._replay = Graphed(self._gradients, **how)
         self._descend = Graphed(self._first_order, **how) if self.graphed else self._first_order
         # Two signatures: the last chunk of a split is smaller.
-        self._score = Graphed(self._scores, limit=2) if self.graphed else self._scores
+        self._score = Graphed(self._scores, limit=2, warmup=WARMUP) if self.graphed else self._scores
 
     def of_weights(self, batch: Split) -> tuple[Tensor, Tensor]:
         """Return loss and scores, and leave the mean gradients of all ranks in the weights' ``grad``."""
@@ -65,6 +76,7 @@ class Passes:
             loss.backward()
             return loss.detach(), scores.detach()
         loss, scores, flat, gradients = self._replay(*batch, self._dropped(batch.images.device))
+        self.gradients = gradients
         if flat is not None:
             total(flat)
         for parameter, gradient in zip(self.net.parameters(), gradients, strict=True):

@@ -23,6 +23,7 @@ from nxcore.nas.prefetch import Feed
 from nxcore.nas.preset import Mutation, Preset
 from nxcore.nas.process_group import agreed, as_first, mean, place
 from nxcore.nas.step import Passes, threads
+from nxcore.nas.update import Update
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
 
@@ -304,6 +305,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(
             self.net.parameters(), lr=p.lr, momentum=p.momentum, weight_decay=p.weight_decay, fused=fused
         )
+        self.update = Update(self.optimizer, p.clip)
 
     def _renew_passes(self) -> None:
         """Make the passes of the current network: graphs hold the tensors of one network."""
@@ -371,8 +373,7 @@ class Trainer:
 
     def _learn(self, batch: Split, tally: Tally) -> None:
         loss, scores = self.passes.of_weights(batch)
-        nn.utils.clip_grad_norm_(self.net.parameters(), self.preset.clip)
-        self.optimizer.step()
+        self.update(self.passes.gradients)
         tally.add(loss, scores, batch.labels)
 
     def _augmented(self, batch: Split, cutout: int = 0) -> Split:
