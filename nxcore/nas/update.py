@@ -16,7 +16,7 @@ class Update:
     """A step of an optimizer with momentum on the weights that have a gradient.
 
     By single calls, 1,400 weights take the host several milliseconds; the device needs a tenth of that. So
-    the step is replayed where gradients lie in the same memory at each call. What can't be captured is run.
+    the step is replayed where gradients lie in the same memory at each call, and run where a capture fails.
 
     Parameters
     ----------
