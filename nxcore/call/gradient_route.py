@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -86,6 +87,8 @@ class Crossing:
         under any other none.
     later : callable
         Runs a function in the background.
+    aside : callable
+        Returns a context within which no call is watched, for a race.
     met : int
         The number of earlier calls.
     only_captured : bool
@@ -113,6 +116,7 @@ class Crossing:
         pairs: Pairs,
         policy: str,
         later: Callable[[Callable[[], None]], None],
+        aside: Callable[[], AbstractContextManager[None]],
         met: int = 0,
         only_captured: bool = False,
         clock: Clock = time.perf_counter_ns,
@@ -122,7 +126,7 @@ class Crossing:
         self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
         self._mask, self._half, self._forward = mask, forward, forward[1]
         self._backward, self._find = backward, find
-        self._pairs, self._policy, self._later = pairs, policy, later
+        self._pairs, self._policy, self._later, self._aside = pairs, policy, later, aside
         self._pair: Pair | None = None
         self._captured: bool | None = None  # where nothing can be captured
         self._there, self._for_turns = bridge(backward), bridge(self._back)
@@ -248,7 +252,9 @@ class Crossing:
         with self._lock:
             pair, self._pair = self._pair, None
         if pair is not None:  # otherwise another thread measures it
-            self._route(self._pairs.measure(pair, self._raced(), args).chosen != TORCH)
+            with self._aside():
+                decision = self._pairs.measure(pair, self._raced(), args)
+            self._route(decision.chosen != TORCH)
             announce()
 
     def _back(self, *arguments: Any) -> Any:

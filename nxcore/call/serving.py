@@ -151,6 +151,7 @@ class Joiner:
             pairs=self.chooser.pairs,
             policy=policy,
             later=learner.preparing.add,
+            aside=self.chooser.watches.aside,
             met=met,
             only_captured=only_captured,
         )

@@ -53,6 +53,8 @@ COPIES = 12
 class Owner(Protocol):
     """Determines when audits are affordable, and handles convictions; see ``Watches``."""
 
+    asides: int
+
     @property
     def affords(self) -> bool:
         """Whether an audit is within its share of the time."""
@@ -154,8 +156,7 @@ class Watch:
         self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's
         self._last: list[tuple[Any, tuple[int, int]]] = []  # storages and addresses of the last result
         self._lock = threading.Lock()
-        # Kept, since a switch's target must outlive calls of it in other threads.
-        self._steps = (self._watched, self._instead)
+        self._steps = (self._watched, self._instead)  # kept, since other threads may still call a target
         self._switch = Switch(self, self._steps[0])
         self.call = self._switch.call
 
@@ -178,12 +179,11 @@ class Watch:
 
     def end(self, reason: str) -> None:
         """Let the reference serve all calls from now on, or raise where it is strict."""
-        self.reason = self.reason or reason
-        self._last = []
+        self.reason, self._last = self.reason or reason, []
         self._switch.to(self._steps[1])
 
     def _watched(self, *args: Any) -> Any:
-        if capturing(self.problem) or not self._lock.acquire(blocking=False):
+        if self._owner.asides or capturing(self.problem) or not self._lock.acquire(blocking=False):
             return self.planned(*args)
         try:
             self._owner.harvest()
@@ -276,8 +276,8 @@ class Watch:
         """Return why the kernel is convicted for an earlier call; empty if it isn't."""
         try:
             with torch.no_grad():
-                spec = self.problem.spec
-                found = confirmed(self.planned, spec, pending.own, pending.result, changed=changed)
+                own, spec = pending.own, self.problem.spec
+                found = confirmed(self.planned, spec, own, pending.result, changed=changed)
                 self._rough = changed  # its numbers may cancel, so that they are far apart and right
                 return self._put(found)
         except Exception:  # noqa: BLE001  for example out of memory: the check failed, not the kernel

@@ -6,12 +6,13 @@ sample, as often as audits stay within their share of the time.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,11 @@ class Watches:
         Waits some seconds; returns whether the program goes on.
     pace : Pace, optional
         The audits' own share.
+
+    Attributes
+    ----------
+    asides : int
+        The races under way whose calls go to the kernels directly.
     """
 
     def __init__(
@@ -84,6 +90,18 @@ class Watches:
         self._free: dict[torch.device, tuple[int, float]] = {}
         self._lock = threading.RLock()
         self.thread: threading.Thread | None = None
+        self.asides = 0
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Watch no call of this block, in any thread: a race times what calls take once a watch rests."""
+        with self._lock:
+            self.asides += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.asides -= 1
 
     def over(self, choice: Choice, problem: Problem) -> Choice:
         """Return ``choice`` with its call watched; torch's own needs no watch."""
@@ -221,7 +239,7 @@ class Watches:
 
     def after_fork(self) -> None:
         """Start again in a forked child, which has neither the thread nor CUDA."""
-        self._lock, self.thread = threading.RLock(), None
+        self._lock, self.thread, self.asides = threading.RLock(), None, 0
         self._pending.clear()
         self.pace = self.pace.anew()
         while self._resting:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nxcore.choose import pairs
+from nxcore.choose.learn.watch import Watch
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import moved
 from tests.null import fakes
@@ -46,3 +47,27 @@ def test_on_a_gpu_a_gain_of_hundreds_of_microseconds_is_certain():
 def of(kind):
     x = torch.empty(2)
     return moved(Problem.of(fakes.SPECS["add"], (x, x, 1, None)), torch.device(kind))
+
+
+def test_the_calls_of_a_race_are_not_watched(joining, monkeypatch):
+    """A watched call takes the host a millisecond on a GPU; a kernel's first sixteen are watched."""
+    session, _ = learning(0.7, 0.7, "measure")
+    watches = session.chooser.watches
+    watches.on = True
+    joining(13, session.chooser.learner.clock)
+    inspected, raced = [], []
+    inspect, race_of = Watch.inspected, session.chooser.pairs.measure
+    monkeypatch.setattr(Watch, "inspected", lambda *a, **k: inspected.append(1) or inspect(*a, **k))
+
+    def measure(*args):
+        before = len(inspected)
+        found = race_of(*args)
+        raced.append(len(inspected) - before)
+        return found
+
+    monkeypatch.setattr(session.chooser.pairs, "measure", measure)
+    for _ in range(4):
+        step(session, dense=True)
+    assert raced == [0]
+    assert inspected, "the program's own calls are"
+    assert watches.asides == 0
