@@ -10,6 +10,7 @@ from nxcore.errors import present
 from nxcore.spec.kernel import YES, Kernel, Verdict
 from nxcore.spec.precision import CLASSES
 from nxcore.spec.problem import Problem
+from nxcore.spec.process import imported
 from nxcore.spec.spec import OpSpec
 
 
@@ -62,6 +63,13 @@ def taken_apart(kernel: Kernel, problem: Problem) -> Iterator[tuple[Kernel, Prob
     for half, part in zip(kernel.halves, problem.parts, strict=True):
         if part is not None:
             yield from taken_apart(half, part)
+
+
+def proofs_for(kernel: Kernel, problem: Problem) -> Iterator[tuple[Kernel, Problem, str]]:
+    """Yield a kernel, or a part of one, and its samples for calls like a problem alone: ``own, NAMES``."""
+    for own, part in taken_apart(kernel, problem):
+        if own.verified_for and (names := imported(own.verified_for)(part)):
+            yield own, part, ", ".join(("own", *names))
 
 
 def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:

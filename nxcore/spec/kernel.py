@@ -189,8 +189,7 @@ class Kernel:
     op : str
         The operator's name.
     target : str
-        ``"module:attribute"``, imported on first use. The attribute is a planner,
-        ``plan(problem) -> callable``. It may specialise (grid, compiled handle, strides). The callable takes
+        ``"module:attribute"`` of a planner, imported on first use: ``plan(problem) -> callable``, which takes
         the operator's arguments, all positional, with defaults filled in.
     accepts : callable
         ``accepts(problem) -> Verdict``: whether it takes the call, by shapes, dtypes, layout and device.
@@ -216,8 +215,9 @@ class Kernel:
     announces : bool
         Whether it calls ``compiling`` before it compiles, so that it can be verified early from disk, and
         under ``NXCORE_NO_JIT`` at all. True for a kernel that compiles nothing.
-    verified_on : tuple of str
-        Names of samples on which it is verified besides the smoke samples: for code that these don't reach.
+    verified_on, verified_for : tuple of str, str
+        Samples besides the smoke samples, for code that these don't reach: their names, and
+        ``"module:attribute"`` of ``names(problem)``, for code that only calls like ``problem`` reach.
 
     Examples
     --------
@@ -240,6 +240,7 @@ class Kernel:
     replay: str = ""
     announces: bool = False
     verified_on: tuple[str, ...] = ()
+    verified_for: str = ""
 
     def takes(self, problem: Problem) -> Verdict:
         """Return the answer of ``accepts``; it is not called where there is nothing to compute."""

@@ -24,6 +24,7 @@ from nxcore.errors import DeviceLostError
 from nxcore.registry.registry import Registry
 from nxcore.spec import tally
 from nxcore.spec.compiling import UncompiledError
+from nxcore.spec.composed import proofs_for
 from nxcore.spec.device import current, synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.layout import layout_class
@@ -142,13 +143,15 @@ class Gate:
             If it ended the CUDA context.
         """
         layout = layout_class(problem.tensors)
-        smoke = self._ask(backend, kernel, problem, _first(kernel))
-        if smoke.refusal or layout in smoke.layouts:
-            return smoke
-        alike = self._ask(backend, kernel, problem, layout)
-        if alike.refusal or alike.error is None or smoke.error is None:
-            return alike
-        return replace(alike, error=max(alike.error, smoke.error))
+        found = self._ask(backend, kernel, problem, _first(kernel))
+        alike = () if layout in found.layouts else ((kernel, problem, layout),)
+        for own, part, what in (*alike, *proofs_for(kernel, problem)):
+            if not found.refusal:
+                other = self._ask(backend, own, part, what)
+                found = (
+                    other if other.refusal else replace(other, error=max(found.error or 0, other.error or 0))
+                )
+        return found
 
     @contextlib.contextmanager
     def watched(self, suspect: Suspect, device: torch.device, what: str) -> Iterator[None]:
@@ -171,8 +174,9 @@ class Gate:
 
     def knows(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
         """Return whether a kernel was verified before, so that it need not be compiled for samples."""
-        suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
-        return self._kept(suspect, problem.device, problem.dtype, _first(kernel)) is not None
+        wanted = ((kernel, problem, _first(kernel)), *proofs_for(kernel, problem))
+        where = problem.device, problem.dtype
+        return all(self._kept(self.suspect(backend, own, *where), *where, what) for own, _, what in wanted)
 
     def samples(self, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:
         """Return the names of samples on which a kernel is to be verified before a call like ``problem``.
@@ -218,8 +222,8 @@ class Gate:
         errors: list[float] = []
         layouts: list[str] = []
         first = what == _first(kernel)
-        alike = () if first else _samples(spec.name, dtype, what, self.registry)
-        for sample in proofs(kernel, spec.samples) if first else alike:
+        named = proofs(kernel, spec.samples) if first else _named(what, spec.samples)
+        for sample in named or _samples(spec.name, dtype, what, self.registry):
             _PAUSE.get()()
             with self.watched(suspect, device, "its verification"), current(device):
                 try:
@@ -243,7 +247,7 @@ class Gate:
                 return _wrong(sample, found.reason, found.error)
             errors.append(found.error)
             layouts.append(layout_class(problem.tensors))
-            if not first and len(errors) == ALIKE:
+            if not named and len(errors) == ALIKE:
                 break
         if not errors:
             wanted = "none of the smoke samples" if first else f"no sample with layout {what}"
@@ -335,6 +339,12 @@ def _first(kernel: Kernel) -> str:
     return ", ".join(("smoke", *kernel.verified_on))
 
 
+def _named(what: str, samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """Return the samples of ``own, NAMES``; none of a layout's name."""
+    own, *names = what.split(", ")
+    return tuple(s for s in samples if s.name in names) if own == "own" else ()
+
+
 def proofs(kernel: Kernel, samples: Iterable[Sample]) -> tuple[Sample, ...]:
     """Return those of its operator's samples on which a kernel is verified first."""
     return tuple(s for s in samples if "smoke" in s.tags or s.name in kernel.verified_on)
@@ -345,7 +355,9 @@ def sampled(kernel: Kernel, problem: Problem, registry: Registry) -> list[Sample
     op, dtype, layout = problem.op, problem.dtype, layout_class(problem.tensors)
     first = proofs(kernel, registry.spec(op).samples)
     alike = _samples(op, dtype, layout, registry)[:ALIKE] if layout != "contiguous" else ()
-    return list({sample.name: sample for sample in (*first, *alike)}.values())
+    whats = (what for of, _, what in proofs_for(kernel, problem) if of is kernel)
+    own = (s for what in whats for s in _named(what, registry.spec(op).samples))
+    return list({sample.name: sample for sample in (*first, *alike, *own)}.values())
 
 
 @functools.lru_cache(maxsize=256)

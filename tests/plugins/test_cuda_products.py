@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nxcore.plugin import Product, TensorMeta
+from nxcore.ops import nxcore_ops
+from nxcore.plugin import Problem, Product, TensorMeta
 
 pytest.importorskip("nxcore_cuda")
 
@@ -43,9 +44,7 @@ TILES = {
     "own_of_pairs": matmul.Slices(64, 128, 8, 16, 64, 4, turn=2),
     "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, stages=3, held=True),
     "own_held": replace(OWN, team=8, held=True, pieces=2),
-    "own_turned": matmul.Slices(64, 128, 8, 16, 64, 4, team=4, stages=3, pieces=8, fours=1),
     "fed": matmul.Slices(64, 32, 8, 8, 64, 8, team=8, stages=4, pieces=7, feeders=2),
-    "own_turned_ahead": replace(matmul.OCTET, fours=2),
 }
 QUICK = ("small", "least", "one_by_one", "deep", "octet", "duet", "legion")
 
@@ -64,6 +63,12 @@ def multiplied(a, b, tile):
     run = matmul.plan_product(product, a.device, tile)
     run(*((b, a) if product.turned else (a, b)), out)
     return out
+
+
+def product_of(args):
+    """Describe a call."""
+    a, b = args[:2]
+    return Product.of(*map(TensorMeta.of, (a, b, torch.empty(a.shape[0], b.shape[1], device="meta"))))
 
 
 def operand(rows, columns, turned):
@@ -196,6 +201,23 @@ def test_the_shape_alone_chooses_the_tile(shape, tile, parts):
     )
 
 
+def test_the_gate_reaches_every_tile_of_teams_by_the_samples_of_its_own():
+    spec = next(spec for spec in nxcore_ops() if spec.name == "matmul")
+    samples = {sample.name: sample for sample in spec.samples}
+    for tile, names in matmul.PROOFS.items():
+        for name in names:
+            args = samples[name].build(spec, "cpu", torch.float32)
+            own, asked = matmul.choose(product_of(args)), matmul.proofs(Problem.of(spec, args))
+            assert replace(own, parts=1, whole=False) == tile, name
+            assert name in asked, "a verdict of its own problem"
+            assert own.whole != name.endswith("_edge")
+            if name.endswith("_around"):
+                terms = args[0].shape[1] // own.parts
+                assert terms // (own.run * own.slices) > own.stages, "terms go around all stages"
+    assert set(matmul.PROOFS) == set(matmul.TEAMS)
+    assert matmul.proofs(Problem.of(spec, samples["few"].build(spec, "cpu", torch.float32))) == ()
+
+
 def test_a_device_of_less_shared_memory_has_another_tile():
     metas = (torch.empty(512, 512, device="meta") for _ in range(3))
     product = Product.of(*map(TensorMeta.of, metas))
@@ -221,8 +243,8 @@ def test_the_shared_memory_of_a_block_is_the_devices(monkeypatch):
 @pytest.mark.parametrize("name", TILES)
 def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_path):
     tile = TILES[name]
-    if (tile in matmul.TEAMS and matmul.TEAMS[tile].whole) or getattr(tile, "fours", 0):
-        tile = replace(tile, whole=True)  # as products have it: with bounds, registers are short
+    if tile in matmul.TEAMS and matmul.TEAMS[tile].whole:
+        tile = replace(tile, whole=True)  # as products have it
     for inner in (False, True):
         instance = tile.instance(matmul.Way(True, True), matmul.Way(inner, True))
         (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))

@@ -13,6 +13,7 @@ from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.plugin import TensorMeta
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.composed import proofs_for
 from nxcore.spec.kernel import no
 from nxcore.spec.layout import LAYOUTS, layout_class
 from nxcore.spec.problem import Problem
@@ -59,6 +60,39 @@ def test_a_kernel_is_verified_on_the_samples_that_it_names_before_its_first_call
     assert refusal
     assert f"wrong on sample '{large.name}'" in refusal.reason
     assert large.name in gated(verified_on=(large.name,))[0].samples(backend, kernel, PROBLEM)
+
+
+def large_alone(problem):
+    """Name a sample that only calls of many elements need."""
+    return ("transposed",) if problem.outputs.numel() > X.numel() else ()
+
+
+def test_a_sample_of_few_calls_is_asked_for_by_those_alone():
+    of_few = {"verified_for": f"{__name__}:large_alone"}
+    large = Problem.of(SPECS["add"], (X.repeat(2, 1), X.repeat(2, 1), 1, None))
+    asked, backend, kernel = gated(**of_few)
+    assert not asked.verify(backend, kernel, PROBLEM).refusal
+    assert asked.knows(backend, kernel, PROBLEM)
+    assert not asked.knows(backend, kernel, large)
+    assert "transposed" in asked.samples(backend, kernel, large)
+    before = calls(kernel)
+    assert not asked.verify(backend, kernel, large).refusal
+    assert calls(kernel) == before + 1
+    assert asked.knows(backend, kernel, large)
+
+    def wrong(x, y, alpha=1, out=None):
+        found = ADD(x, y, alpha, out)
+        return found if x.is_contiguous() or y.is_contiguous() else found + 1
+
+    asked, backend, kernel = gated(wrong, **of_few)
+    assert "wrong on sample 'transposed'" in asked.verify(backend, kernel, large).refusal.reason
+
+
+def test_a_part_of_a_kernel_is_asked_for_its_own_samples():
+    half = fakes.kernel("add", fakes.Counter(ADD), verified_for=f"{__name__}:large_alone")
+    large = Problem.of(SPECS["add"], (X.repeat(2, 1), X.repeat(2, 1), 1, None))
+    assert [what for _, _, what in proofs_for(half, large)] == ["own, transposed"]
+    assert list(proofs_for(half, PROBLEM)) == []
 
 
 def test_a_verdict_on_fewer_samples_is_none_on_all(tmp_path):

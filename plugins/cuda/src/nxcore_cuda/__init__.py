@@ -63,6 +63,7 @@ KERNELS = kernels(
             "accepts": accepts.product,
             "dtypes": (torch.float32,),
             "branch": "nxcore_cuda.matmul:branch",
+            "verified_for": "nxcore_cuda.matmul:proofs",
         },
         "max_pool2d": accepts.images,
         "max_pool2d_with_offsets": {"accepts": accepts.images, "target": "max_pool2d:plan"},

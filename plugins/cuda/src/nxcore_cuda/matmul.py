@@ -56,6 +56,7 @@ __all__ = [
     "MIDDLE",
     "OCTET",
     "PAIR",
+    "PROOFS",
     "QUARTET",
     "SLICED",
     "SMALL",
@@ -74,6 +75,7 @@ __all__ = [
     "of_least_cost",
     "plan",
     "plan_product",
+    "proofs",
     "sweep",
 ]
 
@@ -167,6 +169,24 @@ def branch(problem: Problem) -> tuple[int, int, int, int, bool]:
     """Return the size of a tile, its slices and stages, and whether blocks share it."""
     tile = choose(Product.of(problem["a"], problem["b"], problem.outputs), memory(problem.device))
     return tile.tall, tile.wide, tile.slices, tile.stages, tile.parts > 1
+
+
+PROOFS = {
+    OCTET: ("eight_slices", "eight_slices_around", "eight_slices_at_an_edge"),
+    DUET: ("two_slices", "two_slices_around", "two_slices_at_an_edge"),
+    QUARTET: ("four_slices", "four_slices_around", "four_slices_at_an_edge"),
+    LEGION: ("sixteen_warps",),
+}
+"""The samples that have a tile, by names; the last of three has bounds to check."""
+
+
+def proofs(problem: Problem) -> tuple[str, ...]:
+    """Return the samples that verify the tile of a problem, where the smoke samples have others."""
+    tile = choose(Product.of(problem["a"], problem["b"], problem.outputs), memory(problem.device))
+    if not isinstance(tile, Slices):
+        return ()
+    names = PROOFS[replace(tile, parts=1, whole=False)]
+    return names[:2] if tile.whole else names[-1:]
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:

@@ -135,72 +135,6 @@ struct Holder {
   }
 };
 
-// As `Holder`, by blocks of four lines and four terms that a thread turns in its registers, so that it stores vectors too.
-// Loads begin AHEAD stages before they are stored, and are stored one stage before they are read.
-template <int LINES, int DEPTH, int EACH, int STEP, bool WHOLE, int AHEAD>
-struct Turner {
-  using To = operand::Stage<LINES, DEPTH, false>;
-  static constexpr bool FITS = LINES % WARP == 0 && EACH % LINES == 0 && LINES * DEPTH % (FOUR * FOUR * EACH) == 0;
-  static constexpr int COUNT = FITS ? LINES * DEPTH / (FOUR * FOUR * EACH) : 1;
-  static constexpr int LANES = 8;                            // neighbouring threads whose vectors fill all banks
-  static constexpr int FAR = EACH / LINES * (FOUR * FOUR);   // terms from a thread's block to its next
-  static constexpr int SLOTS = AHEAD > 0 ? AHEAD : 1;
-  static constexpr int UNITS = COUNT * 2 * FOUR;             // vectors that are stored, and loaded
-
-  const float* from;
-  long long line_step;
-  int lines_left, terms_left, to;
-  Vector<float, FOUR> held[SLOTS][COUNT][FOUR];
-
-  __device__ __forceinline__ Turner(const float* data, const operand::Steps& steps, int thread, int first_line, int lines,
-                                    int first_term, int last_term)
-      : line_step(steps.line) {
-    const int warp = thread / WARP, lane = thread % WARP;
-    const int own_line = (warp % (LINES / WARP) * LANES + lane % LANES) * FOUR;
-    const int own_term = (warp / (LINES / WARP) * FOUR + lane / LANES) * FOUR;
-    lines_left = lines - first_line - own_line;
-    terms_left = last_term - first_term - own_term;
-    from = data + (first_line + own_line) * line_step + first_term + own_term;
-    to = To::at(own_line, own_term);
-  }
-
-  __device__ __forceinline__ void load_line(int slot, int block, int line, bool more) {
-    const bool inside = more && (WHOLE || (line < lines_left && block * FAR < terms_left));
-    if (!WHOLE) held[slot][block][line] = Vector<float, FOUR>{};
-    if (inside) held[slot][block][line] = load<FOUR>(from + line * line_step + block * FAR);
-  }
-  __device__ __forceinline__ void store_term(float* stage, int slot, int block, int term) const {
-    Vector<float, FOUR> turned;
-#pragma unroll
-    for (int e = 0; e < FOUR; ++e) turned[e] = held[slot][block][e][term];
-    store(stage + to + (block * FAR + term) * (LINES + operand::PAD), turned);
-  }
-  __device__ __forceinline__ void go_on() {
-    from += STEP;
-    terms_left -= STEP;
-  }
-  // Begins loading this team's next DEPTH terms, if there are more.
-  __device__ __forceinline__ void load_next(int slot, bool more) {
-#pragma unroll
-    for (int i = 0; i < COUNT * FOUR; ++i) load_line(slot, i / FOUR, i % FOUR, more);
-    go_on();
-  }
-  // Stores what was loaded before, or one piece of it, and begins loading what comes AHEAD stages after it.
-  __device__ __forceinline__ void pass(float* stage, int slot, int piece, int pieces, bool more) {
-#pragma unroll
-    for (int i = 0; i < UNITS; ++i) {
-      if (i * pieces / UNITS != piece) continue;
-      const int block = i / (2 * FOUR), of_block = i % (2 * FOUR);
-      if (of_block < FOUR) {
-        store_term(stage, slot, block, of_block);
-      } else {
-        load_line(slot, block, of_block - FOUR, more);
-      }
-    }
-    if (piece == pieces - 1) go_on();
-  }
-};
-
 // A barrier of the EACH threads of a team.
 template <int EACH>
 __device__ __forceinline__ void join(int team) {
@@ -224,7 +158,7 @@ __device__ __forceinline__ Vector<float, FOUR> exchanged(const Vector<float, FOU
 }  // namespace product
 
 template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, int PIECES, bool HELD,
-          bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int FOURS = 0>
+          bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE>
 __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, false>;
@@ -266,14 +200,6 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   HolderA held_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, held, last);
   HolderB held_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, held, last);
 
-  using TurnerA = Turner<TALL, DEPTH, TOGETHER, STEP, WHOLE, FOURS>;
-  using TurnerB = Turner<WIDE, DEPTH, TOGETHER, STEP, WHOLE, FOURS>;
-  constexpr bool TURNS_A = FOURS > 0 && A_INNER && A_VECTORS && TurnerA::FITS;
-  constexpr bool TURNS_B = FOURS > 0 && B_INNER && B_VECTORS && TurnerB::FITS;
-  static_assert(FOURS <= 1 || TURN % FOURS == 0, "registers are known to the compiler");
-  TurnerA turned_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, begin, last);
-  TurnerB turned_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, begin, last);
-
   float sums[ROWS][COLUMNS] = {};
   float x[2][ROWS], y[2][COLUMNS];  // factors of two terms, on their way
   // Where this thread's factors lie in the stage that is read.
@@ -289,24 +215,17 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   // TURN stages are one turn of the loop: at its ends sums move to other registers, and wait for factors of one parity.
   const int terms = (last - first + TURN * STEP - 1) / (TURN * STEP) * (TURN * STEP);
   int unsent = terms;
-#pragma unroll
-  for (int ahead = 0; ahead < FOURS; ++ahead) {
-    if (TURNS_A) turned_a.load_next(ahead, true);
-    if (TURNS_B) turned_b.load_next(ahead, true);
-  }
 #pragma unroll 1  // code that runs once is waited for
   for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
     if (unsent > 0) {
-      if (!TURNS_A) from_a.fetch(region + ahead * STAGE);
-      if (!TURNS_B) from_b.fetch(region + ahead * STAGE + StageA::FLOATS);
+      from_a.fetch(region + ahead * STAGE);
+      from_b.fetch(region + ahead * STAGE + StageA::FLOATS);
     }
     unsent -= STEP;
     operand::close_group();
   }
   if (HOLDS_A) held_a.load_next(0, 1, unsent > 0);
   if (HOLDS_B) held_b.load_next(0, 1, unsent > 0);
-  if (TURNS_A) turned_a.pass(region, 0, 0, 1, terms > FOURS * STEP);
-  if (TURNS_B) turned_b.pass(region + StageA::FLOATS, 0, 0, 1, terms > FOURS * STEP);
   operand::arrive_but<STAGES - 2>();
   join<TOGETHER>(team);
   next(0);
@@ -316,7 +235,6 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
     for (int step = 0; step < TURN * RUN; ++step) {
       const int term = step % RUN;
       float* const before = at == region ? end : at - STAGE;
-      float* const after = at == end ? region : at + STAGE;
       if (term == RUN - 1) {
         const int by = at == end ? -(STAGES - 1) * STAGE : STAGE;
         at += by;
@@ -329,17 +247,11 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
       const bool more = unsent > 0;
       if (term < PIECES && (PIECES > 1 || more)) {  // a branch at every piece would cost more than zeros
         // Into the stage that was read last: the barrier since then says that this team has read it.
-        if (!HOLDS_A && !TURNS_A) from_a.fetch(before, term, PIECES, PIECES == 1 || more);
-        if (!HOLDS_B && !TURNS_B) from_b.fetch(before + StageA::FLOATS, term, PIECES, PIECES == 1 || more);
+        if (!HOLDS_A) from_a.fetch(before, term, PIECES, PIECES == 1 || more);
+        if (!HOLDS_B) from_b.fetch(before + StageA::FLOATS, term, PIECES, PIECES == 1 || more);
       }
       if (HOLDS_A && term < PIECES) held_a.pass(before, term, PIECES, unsent > STEP);
       if (HOLDS_B && term < PIECES) held_b.pass(before + StageA::FLOATS, term, PIECES, unsent > STEP);
-      if ((TURNS_A || TURNS_B) && term < PIECES) {
-        const int slot = (step / RUN + 1) % (FOURS > 0 ? FOURS : 1);
-        const bool onward = unsent > (FOURS + 2 - STAGES) * STEP;
-        if (TURNS_A) turned_a.pass(after, slot, term, PIECES, onward);
-        if (TURNS_B) turned_b.pass(after + StageA::FLOATS, slot, term, PIECES, onward);
-      }
       if (term == PIECES - 1) {
         unsent -= STEP;
         operand::close_group();  // an empty one too: which groups are waited for is a number from the last

@@ -104,9 +104,6 @@ class Slices(Tile):
         else they are sent one number after another.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
-    fours : int
-        Stages ahead that such vectors come through registers by blocks of four lines and four terms, turned
-        there; 0 where they don't. Not beside ``held``.
     feeders : int
         Warps that load what the others multiply, where both operands have vectors; 0: all warps do both.
     """
@@ -119,7 +116,6 @@ class Slices(Tile):
     pieces: int = 1
     held: bool = False
     whole: bool = False
-    fours: int = 0
     feeders: int = 0
 
     @property
@@ -155,8 +151,7 @@ class Slices(Tile):
             fed = (self.stages, self.feeders, a.inner, b.inner, self.whole)
             return Instance("matmul_fed", (*sizes, *fed), threads=self.threads, blocks=self.resident)
         shared = (self.team, self.stages, self.turn, self.pieces, self.held)
-        fours: tuple[int, ...] = (self.fours,) if self.fours else ()
-        arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole, *fours)
+        arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole)
         return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
 
 
