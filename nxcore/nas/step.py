@@ -17,8 +17,10 @@ from nxcore.nas.data import Split
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.process_group import joined, place, shared, total
 
-WARMUP = 1
-"""Runs of a pass before its capture."""
+WARMUP = 2
+"""Runs of a pass before its capture: under the policy ``measure`` the first backward pass tells which pairs of
+forward and backward operators there are, and the second run measures them.
+"""
 
 
 class Passes:
@@ -61,7 +63,6 @@ class Passes:
         reads = isinstance(net, SearchNetwork) and net.rule.mode != "exact"
         self.graphed = graphed and not reads
         self._shared = net if self.graphed else shared(net, unused=unused)
-        # One run chooses and compiles kernels. More of them, in Python, take most of a first epoch's start.
         how: dict[str, Any] = {"limit": 1, "warmup": WARMUP, "state": tuple(net.buffers())}
         self._replay = Graphed(self._gradients, **how)
         self._descend = Graphed(self._first_order, **how) if self.graphed else self._first_order
