@@ -18,8 +18,8 @@ from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.process_group import joined, place, shared, total
 
 WARMUP = 2
-"""Runs of a pass before its capture: under the policy ``measure`` the first backward pass tells which pairs of
-forward and backward operators there are, and the second run measures them.
+"""Runs of a pass before its capture: with the policy ``measure``, the second measures pairs of operators,
+since the first one's backward pass finds them.
 """
 
 
