@@ -8,12 +8,27 @@ import torch
 
 import nxcore
 from nxcore.errors import CaptureError
+from nxcore.graphs import graphed
 from nxcore.nas import update as updates
 from nxcore.nas.trainer import Trainer
 from nxcore.nas.update import Update
 from tests.nas.test_trainer import LEAST, images
+from tests.nn.tape import Tape
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu", "taped", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def device(request, monkeypatch):
+    """The device of the weights; ``taped`` is a CPU on which operators run again, as of a CUDA graph."""
+    if request.param != "taped":
+        return request.param
+    tape = Tape()
+    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
+    monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    return "cpu"
 
 
 def weights(device):
@@ -22,10 +37,10 @@ def weights(device):
 
 
 def sgd(params, rate=0.5):
-    return torch.optim.SGD(params, rate, momentum=0.9, weight_decay=1e-2, fused=params[0].is_cuda or None)
+    return torch.optim.SGD(params, rate, momentum=0.9, weight_decay=1e-2, fused=True)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_steps_are_those_of_single_calls(device):
     """Of gradients in one place; a weight has none, and the rate and the gradients change."""
     run = weights(device)
@@ -51,7 +66,7 @@ def test_steps_are_those_of_single_calls(device):
     torch.testing.assert_close(other.state_dict()["state"], plain.state_dict()["state"])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_momenta_that_were_loaded_and_other_gradients_are_taken(device):
     run = weights(device)
     replayed = copy.deepcopy(run)
