@@ -1,7 +1,7 @@
 """Models as a user trains them: plain and accelerated in turns, and what the watch over steps has found.
 
     python benchmarks/steps.py [--seconds 60] [--limit SECONDS] [--half] [--eval] [--cache DIR] [--json FILE]
-                               [--export DIR] [NAME ...]
+                               [--export DIR] [--shipped DIR] [--same] [NAME ...]
 
 The accelerated model runs in another process, from an empty cache, or from that of ``--cache``. Each turn
 runs it for a second, or 24 steps, and the plain one for half of that, on the same
@@ -15,7 +15,9 @@ accelerated model began to take at most 1.1 times what it takes in the later hal
 the first step, and ``10 s`` what the first ten seconds cost beyond as many plain steps. Then come the kernels
 compiled and the races held in that process, up to the first 10 s and in all, the verdicts of the watch, and
 in the file what ``explain`` shows. ``--export`` writes what was measured as a file of the package's record,
-one a model. Models of torchvision need it; the others are networks of the tests, and of ``models.py``.
+one a model; ``--shipped`` takes the package's record from a folder. With ``--same`` the other process runs
+the plain model too: the ratios are what the machine's noise gives. Models of torchvision need it; the others
+are networks of the tests, and of ``models.py``.
 """
 
 from __future__ import annotations
@@ -64,6 +66,26 @@ class Darts(nn.Module):
         return self.network(x, self.normal.softmax(-1), self.reduce.softmax(-1))
 
 
+class Stacked(nn.Module):
+    """An edge whose outputs are stacked and weighted by one product, which ``nas.patch`` leaves as it is."""
+
+    def __init__(self, mixed: networks.MixedOp) -> None:
+        super().__init__()
+        self.candidates = mixed.candidates
+
+    def forward(self, x: Tensor, logits: Tensor) -> Tensor:
+        made = torch.stack([candidate(x) for candidate in self.candidates])
+        return torch.einsum("n,nbchw->bchw", logits.softmax(0), made)
+
+
+def stacked() -> nn.Module:
+    """Return a search network of such edges."""
+    network = networks.Darts(16)
+    for cell in network.cells:
+        cell.edges = nn.ModuleList(map(Stacked, cell.edges))
+    return network
+
+
 def torchvisions(name: str) -> Callable[[], nn.Module]:
     """Return the constructor of a model of torchvision."""
 
@@ -79,7 +101,8 @@ TORCHVISION = ("resnet50", "mobilenet_v3_large", "efficientnet_b0", "convnext_ti
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "mobilenet-small": (networks.mobilenet, 8, 48),
     "darts-unrecognised": (networks.Darts, 8, 24),
-    "darts-unrecognised-64": (lambda: networks.Darts(16), 64, 32),
+    "darts-lists": (lambda: networks.Darts(16), 64, 32),
+    "darts-stacked": (stacked, 64, 32),
     "darts-small": (lambda: Darts(8, 3, 2), 8, 16),
     "darts": (Darts, 64, 32),
     "resnet18-small": (lambda: models.resnet((2, 2, 2, 2), wide=False), 4, 64),
@@ -99,6 +122,7 @@ class How:
     name: str
     half: bool
     evaluation: bool
+    same: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +184,7 @@ def made(how: How) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(batch, 3, extent, extent, device=device).contiguous(memory_format=layout)
 
 
-def serve(how: How, folder: Path | None = None) -> None:
+def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> None:
     """Accelerate the model; for each line with seconds, run a turn and print it.
 
     At the end what was measured is written into ``folder``.
@@ -171,6 +195,7 @@ def serve(how: How, folder: Path | None = None) -> None:
     from nxcore.spec.tally import tally
     from nxcore.store import transfer
 
+    transfer.SHIPPED = shipped or transfer.SHIPPED
     model, x = made(how)
     for line in sys.stdin:
         if line.strip() == "explain":
@@ -178,7 +203,8 @@ def serve(how: How, folder: Path | None = None) -> None:
             continue
         if float(line) == 0:  # the first: what precedes it counts too
             began = time.perf_counter()
-            (nas.patch if how.name.startswith("darts") else nxcore.accelerate)(model)
+            if not how.same:
+                (nas.patch if how.name.startswith("darts") else nxcore.accelerate)(model)
             step(model, x, how)
             found = Turn(time.perf_counter() - began, 0.0, 1, [])
         else:
@@ -199,6 +225,7 @@ def turns(
     limit: float = math.inf,
     folder: Path | None = None,
     explained: Callable[[str], None] | None = None,
+    shipped: Path | None = None,
 ) -> Iterator[tuple[float, Turn, Turn]]:
     """Yield the accelerated model's seconds so far, and a turn of both models; the first is one step.
 
@@ -207,7 +234,9 @@ def turns(
     """
     until = time.perf_counter() + limit
     given = ["--half"] * how.half + ["--eval"] * how.evaluation
+    given += ["--same"] * how.same
     given += [] if folder is None else ["--export", str(folder)]
+    given += [] if shipped is None else ["--shipped", str(shipped)]
     child = subprocess.Popen(
         [sys.executable, __file__, "--serve", *given, how.name],
         env=os.environ | {"NXCORE_CACHE": cache},
@@ -269,10 +298,10 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     early = [(p, o) for at, p, o in found if at <= LEARNING_S]
     usual = statistics.median(p.seconds for _, p, _ in found)
     cost = sum(o.steps * (o.seconds - p.seconds) for p, o in early)
-    mode = f"{'eval' if how.evaluation else 'train'}{' half' * how.half}"
+    mode = f"{'eval' if how.evaluation else 'train'}{' half' * how.half}{' same' * how.same}"
     first, good = found[0][2].seconds, max(bad, default=0.0)
     return (
-        f"{how.name:20} {mode:10} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
+        f"{how.name:20} {mode:15} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
         f"cpu {busy:.3f}  good {good:3.0f} s  worst {worst:.3f}  reached {reached(found):4.1f} s  "
         f"first {first:5.2f} s ({usual:.2f})  10 s: {cost:+.2f} s  {counts(found)}"
     )
@@ -299,17 +328,20 @@ def main() -> None:
     parser.add_argument("--cache", help="nxcore's folder; without it, a new one a model")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--export", type=Path, metavar="DIR", help="write what was measured, a file a model")
+    parser.add_argument("--shipped", type=Path, metavar="DIR", help="the folder of another record")
+    parser.add_argument("--same", action="store_true", help="plain beside plain")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     for name in given.names:
-        how = How(name, given.half, given.eval)
+        how = How(name, given.half, given.eval, given.same)
         if given.serve:
-            serve(how, given.export)
+            serve(how, given.export, given.shipped)
             return
         shown: list[str] = []
         with tempfile.TemporaryDirectory(prefix="nxcore-steps-") as folder:
             cache = given.cache or folder
-            found = list(turns(how, given.seconds, cache, given.limit, given.export, shown.append))
+            more = given.export, shown.append, given.shipped
+            found = list(turns(how, given.seconds, cache, given.limit, *more))
         print(line(how, found), *(f"    {row}" for row in found[-1][2].report), sep="\n", flush=True)
         if given.json:
             rows = [(at, asdict(p), asdict(o)) for at, p, o in found]

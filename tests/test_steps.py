@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import torch
+
 from benchmarks import steps
 from benchmarks.steps import How, Turn, line
+from nxcore import nas
+from nxcore.nas.mixed import PART
 
 
 def test_a_run_that_ends_with_its_first_step_has_a_row():
@@ -73,10 +78,20 @@ def test_what_was_measured_and_explained_is_asked_of_the_process(monkeypatch, tm
     monkeypatch.setattr(steps, "made", lambda _: (None, None))
     monkeypatch.setattr(steps, "turn", lambda *_: Turn(1.0, 1.0, 1, []))
     shown = []
-    assert (
-        len(list(steps.turns(How("darts", False, False), 1.0, "", folder=tmp_path, explained=shown.append)))
-        == 1
-    )
+    how, more = How("darts", False, False, same=True), {"folder": tmp_path, "shipped": tmp_path / "record"}
+    assert len(list(steps.turns(how, 1.0, "", explained=shown.append, **more))) == 1
     assert shown == ["a table"]
     assert asked[asked.index("--export") + 1] == str(tmp_path)
+    assert asked[asked.index("--shipped") + 1] == str(tmp_path / "record")
+    assert "--same" in asked
     assert child.stdin.getvalue().endswith("explain\n")
+
+
+def test_a_search_network_of_stacked_outputs_is_left_as_it_is():
+    torch.manual_seed(0)
+    network, x = steps.stacked(), torch.randn(2, 3, 8, 8)
+    plain = copy.deepcopy(network)
+    nas.patch(network, watch=False)
+    for _ in range(2):  # lists of operations are taken at their second call
+        torch.testing.assert_close(network(x), plain(x))
+    assert not any(PART in vars(module) for module in network.modules())

@@ -44,8 +44,11 @@ from nxcore.nn.shapes import ROAMED, Shapes
 from nxcore.nn.trial import Mode, Trial
 from nxcore.session import Session, default
 
-SHARE = 0.01
-"""The share of the time that blocks may cost."""
+SHARE, AHEAD_S = 0.01, 30.0
+"""The share of the time that blocks may cost, and the seconds whose share may be spent from the start.
+
+A program has its first comparison early, however long its steps take.
+"""
 
 FIRST = 0.5
 """The cost that the first block is taken to have at least, as a share of the time of its steps."""
@@ -323,7 +326,8 @@ class Steps:
         """Return whether a block is within the share; at first a plain step lacks what replays save."""
         if mode.extra is None:  # once: to look at all modules takes milliseconds
             mode.extra = (WARM + WITHIN) * max(FIRST * self._step_s(pair, clock), saved_s(model))
-        return self._spent + max(mode.extra, 0.0) <= SHARE * (self._now() - self._patience.began)
+        elapsed = max(self._now() - self._patience.began, AHEAD_S)
+        return self._spent + max(mode.extra, 0.0) <= SHARE * elapsed
 
     def _step_s(self, pair: Pair, clock: Clock) -> float:
         """Return the seconds of a step, as the host sees them."""

@@ -15,7 +15,7 @@ from typing import Literal
 
 from nxcore.measure.decision import SIGNIFICANCE, Interval, interval, signed_rank
 
-LOOKS = (12, 20, 40)
+LOOKS = (8, 12, 20, 40)
 """Pairs after which the verdict is computed; the trial ends after the last one."""
 
 CLEAR, CLEARLY = 1.25, 3

@@ -15,6 +15,7 @@ from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
 from nxcore.nn.served import AFTER, ROAMS, Served
 from nxcore.nn.shapes import MET
+from nxcore.nn.trial import LOOKS
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.stepping import Clock, Make, X, given_back, light, make, over, session, settle, ticks, train
@@ -45,7 +46,7 @@ def test_blocks_cost_at_most_a_hundredth_of_the_time(make: Make, monkeypatch: py
     assert watch._spent == pytest.approx(model.plain * ticks(0.08), rel=0.01)
     # The cost of the first block isn't known before it.
     assert watch._spent <= steps.SHARE * (clock.now - watch._patience.began) + 3 * 0.08
-    assert model.plain == 3 * 12
+    assert model.plain == 3 * LOOKS[0]
 
 
 def test_the_first_block_waits_for_what_plain_steps_cost_without_replays(make: Make) -> None:
