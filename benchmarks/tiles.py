@@ -67,6 +67,7 @@ CUDA = {
     "P8r16s3d4": cuda.Slices(64, 32, 8, 8, 128, 8, team=8, stages=3, pieces=8, feeders=4),
     "P8r8s4d2": cuda.Slices(64, 32, 8, 8, 64, 8, team=8, stages=4, pieces=7, feeders=2),
     "P8r8s4d4": cuda.Slices(64, 32, 8, 8, 64, 8, team=8, stages=4, pieces=7, feeders=4),
+    "Q4r16s4d2": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, stages=4, pieces=8, feeders=2),
     "Q4r16s3d2": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, stages=3, pieces=8, feeders=2),
     "Q4r16s3i8": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, stages=3, pieces=8),
     "Q4s4u2i4": cuda.Slices(64, 128, 8, 16, 64, 4, team=4, turn=2, pieces=4),
