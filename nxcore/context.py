@@ -44,6 +44,9 @@ class Preference(NamedTuple):
         Measure a new problem now, where its calls would otherwise explore it.
     as_is : bool
         Neither measure nor learn: report the choice from present knowledge.
+    later : bool
+        Let torch serve problems that are on record, or that would be measured now: a capture takes the place
+        of their calls.
     """
 
     backends: tuple[str, ...] = ()
@@ -51,6 +54,7 @@ class Preference(NamedTuple):
     observers: tuple[Observer, ...] = ()
     at_once: bool = False
     as_is: bool = False
+    later: bool = False
 
 
 NOTHING = Preference()

@@ -64,6 +64,8 @@ class Joiner:
         only_captured: bool = False,
     ) -> Call:
         """Return a chosen call with its wrappers, joined with its backward operator if one is needed."""
+        if choice.alone and PREFERENCE.get().later:
+            return operator.spec.reference  # its gradient is torch's own too
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(self.chooser.watches.over(choice, inner), inner), operator.spec.gradient
         if served is not operator and (choice.native or self.unlearnt(inner, choice)):

@@ -136,7 +136,7 @@ class Chooser:
             if before is not None and enough(before, self.policy):
                 self.choices.move_to_end(key)
                 return before
-            if reason := torch_alone(problem):
+            if reason := torch_alone(problem) or self._later(problem, backend):
                 return self.tuner.stay(problem, backend, reason)
             choice = self.choices[key] = self._decide(key, problem, args, backend)
             self._note(problem, choice)
@@ -155,7 +155,7 @@ class Chooser:
         Torch serves it until then. Only calls that nothing is known of may wait, and only to be learnt from:
         a lock, a preference, a recording or another policy applies from the first call on.
         """
-        if order is not NOTHING and order._replace(policy="") != NOTHING:
+        if order is not NOTHING and order._replace(policy="", later=False) != NOTHING:
             return None
         if (order.policy or self.settings.policy) != "online" or not self.waits or self.lock.chosen:
             return None
@@ -237,6 +237,18 @@ class Chooser:
             frozen,
             torch.are_deterministic_algorithms_enabled(),
         )
+
+    def _later(self, problem: Problem, backend: str | None) -> str:
+        """Return why torch serves a problem until a capture chooses for its calls; empty where it doesn't.
+
+        What is unknown is learnt meanwhile, where a policy learns it beside the calls.
+        """
+        order, policy = PREFERENCE.get(), self.policy
+        if not order.later or order.backends or backend or self.lock.chosen or policy == "frozen":
+            return ""
+        if policy != "measure" and ((page := self.recall.wisdom.read(problem)) is None or page.open):
+            return ""
+        return "torch serves it until a replay takes the place of its calls"
 
     def _decide(self, key: Key, problem: Problem, args: tuple[Any, ...], backend: str | None) -> Choice:
         """Choose a kernel for a problem that is new to this process."""

@@ -72,6 +72,9 @@ class Part:
     whole = False
     """Whether the parts inside do their own bookkeeping, as in any larger capture."""
 
+    settled = SETTLED
+    """Calls before a capture where every problem is decided."""
+
     def __init__(
         self,
         run: Run,
@@ -212,7 +215,7 @@ class Part:
     def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Run the call; capture it if its signature was called often enough."""
         began = time.perf_counter()
-        result = self.run(module, *tensors)
+        result = self._ran(key, module, tensors)
         ran_s = time.perf_counter() - began  # of the host alone, and without the backward pass
         if self._refusal:
             return result
@@ -224,8 +227,8 @@ class Part:
             met += 1
             self._met[key] = met, first
             # An exploration that hasn't begun may begin until then.
-            settled = SETTLED <= met < MET and all(e.over for e in default().chooser.explorations())
-            first_try = SETTLED if settled else MET
+            settled = self.settled <= met < MET and all(e.over for e in default().chooser.explorations())
+            first_try = self.settled if settled else MET
             if met < first_try or (met != MET and (met - first_try) % AGAIN):
                 self._why = self._why if met > MET else f"calls so far: {met}"
             elif (met - 1) * SELDOM < (calls := self._calls - first + 1) - 1:
@@ -233,6 +236,10 @@ class Part:
             else:
                 self._why = self._capture(key, module, tensors, ran_s)
         return result
+
+    def _ran(self, _key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """Return the result of a call that isn't replayed."""
+        return self.run(module, *tensors)
 
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
         """Capture a call; return why that has to wait. A call that can't be captured is never tried again."""

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nxcore.context import NOTHING, PREFERENCE, in_force
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.part import Part
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.replay import Run
+
+ROOM = 0.25
+"""The free memory that a backward pass may need, relative to what its forward pass has allocated."""
 
 
 class Whole(Part):
@@ -39,6 +43,7 @@ class Whole(Part):
     """
 
     whole = True
+    settled = 2
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class Whole(Part):
         record: Callable[[torch.device], Recorder | None] = recorder_of,
     ) -> None:
         super().__init__(run, record)
-        self._reads, self.called = reads, False
+        self._reads, self.called, self._roomy = reads, False, True
         self.classes: list[type[nn.Module]] = []
 
     def __deepcopy__(self, memo: Any) -> Whole:
@@ -86,6 +91,31 @@ class Whole(Part):
             return self.run(module, *tensors)  # a shallow copy, which shares all but its tensors
         return super().__call__(module, *tensors)
 
+    def _ran(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """Return the result of a call; torch serves the first ones, as far as nothing must be learnt.
+
+        The capture computes by other kernels, so what is chosen and verified here would serve a few calls.
+        Torch needs more memory, so kernels serve where it has little.
+        """
+        met, _ = self._met.get(key, (0, 0))
+        device = tensors[0].device
+        waits = met < self.settled and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
+        if self._refusal or not waits or self._record(device) is None:
+            return super()._ran(key, module, tensors)
+        buffers = [(b, b.detach().clone()) for b in module.buffers()]
+        before = _allocated(device)
+        try:
+            with in_force(later=True):
+                found = super()._ran(key, module, tensors)
+            if _fits(device, before):
+                return found
+        except torch.OutOfMemoryError:
+            pass
+        found, self._roomy = None, False
+        for held, value in buffers:
+            held.data.copy_(value)
+        return super()._ran(key, module, tensors)
+
     def _standing(self, key: Any) -> Capture | None:
         captures = self._captures.get(key)
         if not captures:
@@ -106,3 +136,16 @@ class Whole(Part):
         self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
     ) -> Capture:
         return Capture(self.run, module, tensors, recorder, self._reads(module), ran_s)
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _fits(device: torch.device, before: int) -> bool:
+    """Return whether there is memory for the backward pass of a call before which so much was allocated."""
+    if device.type != "cuda":
+        return True
+    now = torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - now
+    return free >= ROOM * (now - before)

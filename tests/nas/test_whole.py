@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from nxcore import nas
+from nxcore.context import PREFERENCE
+from nxcore.graphs import whole as of_graphs
 from nxcore.graphs.part import SETTLED
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
@@ -398,3 +400,65 @@ def test_one_cell_is_no_network():
     nas.patch(patched, watch=False)
     assert type(patched) is nn.Sequential
     assert "" not in nas.replays(patched)
+
+
+def seen_before(patched, monkeypatch, **how):
+    """Return whether torch was to serve each run of a network that is taken, in the order of runs."""
+    part, seen = vars(patched)[PART], []
+    run = part.run
+
+    class Noted(type(run)):
+        def __call__(self, module, *tensors):
+            seen.append(PREFERENCE.get().later)
+            if how.pop("full", False):
+                raise torch.OutOfMemoryError("no memory")
+            return super().__call__(module, *tensors)
+
+    monkeypatch.setattr(run, "__class__", Noted)
+    return seen
+
+
+def fresh():
+    torch.manual_seed(0)
+    plain = darts.Network().double()
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, watch=False)
+    return plain, patched
+
+
+def test_torch_serves_the_calls_before_a_capture(monkeypatch):
+    plain, patched = fresh()
+    taped(patched)
+    seen = seen_before(patched, monkeypatch)
+    agree(plain, patched, 2)
+    assert seen[:2] == [True, True]
+    assert True not in seen[2:], "runs of the capture"
+    assert nas.replays(patched)[""].startswith("replays")
+    assert len(seen) > 3
+
+
+def test_kernels_serve_where_there_is_no_capture(monkeypatch):
+    plain, patched = fresh()
+    seen = seen_before(patched, monkeypatch)
+    agree(plain, patched, 1)
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("full", ["forward", "backward"])
+def test_kernels_serve_the_call_for_which_torch_has_no_memory(full, monkeypatch):
+    plain, patched = fresh()
+    taped(patched)
+    monkeypatch.setattr(of_graphs, "_fits", lambda *_: full == "forward")
+    seen = seen_before(patched, monkeypatch, full=full == "forward")
+    agree(plain, patched, 1)
+    assert seen == [True, False]
+    agree(plain, patched, 2)
+    assert True not in seen[1:], "nor any later one"
+
+
+@pytest.mark.parametrize(("free", "fits"), [(0, False), (20, False), (25, True)])
+def test_a_backward_pass_needs_a_part_of_what_its_forward_pass_has(free, fits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 150)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 155)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free - 5 if free else -5, 1000))
+    assert of_graphs._fits(torch.device("cuda", 0), 50) is fits
