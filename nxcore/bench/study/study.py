@@ -40,17 +40,20 @@ PAGES_S = 3.0
 RACE_S = {False: 2.5, True: 2.0}
 """Seconds of the race that are kept for each shape."""
 
-START_S = 12.0
+START_S = {False: 12.0, True: 8.0}
 """Seconds that are kept for the start of the race's process."""
 
-COMPILING = 0.65
+COMPILING = {False: 0.65, True: 0.7}
 """The most of the budget that first calls may take: the race is what matters most."""
 
-SPARE_CORES = 8
-"""With as many, toolkits compile side by side: each has cores of its own."""
+SPARE_CORES = {False: 8, True: 2}
+"""With as many, toolkits compile side by side: each has cores of its own, in a fast run a core."""
 
-ORDER = ("nxcore", "jax", "inductor", "torch")
-"""The toolkits as they compile: where the budget is too small, the last ones go without."""
+ORDER = ("nxcore", "inductor", "jax", "torch")
+"""The toolkits as they compile: where the budget is too small, the last ones go without.
+
+Of those that compile side by side the one that takes longest begins first.
+"""
 
 STATES = ("cold", "warm")
 """Of the disk caches at a first call."""
@@ -136,17 +139,18 @@ class _Run:
             }
             record = self._joined(unasked, list(self._raced()), beside=False)
             return record | {"notes": ["first calls were not requested", *record["notes"]]}
-        left = self.budget_s - GRACE_S - START_S - RACE_S[self.fast] * len(self.shapes)
-        left = min(left, COMPILING * self.budget_s)
-        beside = (os.cpu_count() or 1) >= SPARE_CORES
+        left = self.budget_s - GRACE_S - START_S[self.fast] - RACE_S[self.fast] * len(self.shapes)
+        left = min(left, COMPILING[self.fast] * self.budget_s)
+        cores = os.cpu_count() or 1
+        beside = cores >= SPARE_CORES[self.fast]
         found: dict[str, list[Line]] = {}
         # nxcore measures at a first call, so nothing may run beside it.
         alone = [t for t in toolkits if t == "nxcore" or not beside]
-        with ThreadPoolExecutor(max(1, len(toolkits) - len(alone))) as pool:
-            for lines in pool.map(lambda t: self._compiled(t, left), [t for t in toolkits if t not in alone]):
-                found.update(lines)
         for toolkit in alone:
             found.update(self._compiled(toolkit, left))
+        with ThreadPoolExecutor(max(1, min(len(toolkits) - len(alone), cores))) as pool:
+            for lines in pool.map(lambda t: self._compiled(t, left), [t for t in toolkits if t not in alone]):
+                found.update(lines)
         race = list(self._raced())
         return self._joined(found, race, beside)
 

@@ -146,7 +146,7 @@ def test_an_interruption_ends_the_process(worker):
 
 @pytest.mark.slow
 def test_the_budget_ends_processes_and_says_so(worker, monkeypatch):
-    monkeypatch.setattr(study, "START_S", 0.0)
+    monkeypatch.setattr(study, "START_S", {False: 0.0, True: 0.0})
     worker("import time\ntime.sleep(60)")
     monkeypatch.setattr(study, "GRACE_S", 0.0)
     monkeypatch.setattr(study, "PAGES_S", 0.0)
@@ -183,9 +183,9 @@ def test_the_budget_holds_a_shape_that_was_begun_and_the_pages(worker, monkeypat
 
 def test_toolkits_compile_side_by_side_only_with_cores_to_spare(worker, monkeypatch):
     worker(CANNED)
-    for cores, beside in ((2, False), (16, True)):
+    for cores, fast, beside in ((2, False, False), (16, False, True), (1, True, False), (2, True, True)):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        record = run("torch-conv2d", "inductor-conv2d", "nxcore")
+        record = run("torch-conv2d", "inductor-conv2d", "nxcore", fast=fast)
         assert record["head"]["beside"] is beside
         assert record["cells"][0]["rows"][-1]["warm_s"] == 0.1
 
