@@ -187,6 +187,10 @@ LOAD, LOAD_ONE = 5.0, 145.0  # a million numbers to shared memory: in vectors, o
 LOAD_STRAIGHT, LOAD_TURNED = 7.0, 34.0  # past the registers: one by one; of a second factor by terms
 FILLS = (0, FILL // 2, FILL, 2 * FILL, 4 * FILL)  # blocks that are to share the terms; 0: none
 SHARE = 0.22  # 4096 outputs that a block leaves for others, or adds up
+MANY, SHARE_OF_MANY = (
+    16,
+    0.62,
+)  # as many blocks and more wait for each other; of 2026-11-26-matmul-shapes.json
 
 # Tiles of four stages, fitted to nvidia-h100/2026-11-25-matmul-stages.json. They are ahead of all others if
 # all blocks run at once and have few terms: then few other blocks cover what a block waits for its loads.
@@ -243,7 +247,7 @@ class Times:
 TEAMS = {
     OCTET: Times(6.7, 6.3, 0.5, 0.0, 25.0, once=True),
     DUET: Times(7.5, 4.8, 0.24, 3.0, 54.0),
-    QUARTET: Times(6.7, 5.0, 0.24, 0.0, 33.0),
+    QUARTET: Times(6.7, 5.0, 0.31, 0.0, 33.0),
     LEGION: Times(13.3, 5.0, 0.10, 0.0, 0.0, whole=True),
 }
 """Teams of slices that products have, and their times."""
@@ -267,6 +271,12 @@ def _cost(terms: int, tiles: int, tile: Tile, parts: int, load: float) -> float:
     if parts > 1:
         found += SHARE * (parts + 2) * outputs / 4096
     return found
+
+
+def _wait(tile: Tile) -> float:
+    """Estimate what ``_cost`` leaves out where many blocks share a tile, in microseconds."""
+    many = tile.parts > MANY
+    return (SHARE_OF_MANY - SHARE) * (tile.parts + 2) * tile.tall * tile.wide / 4096 * many
 
 
 def _load(tile: Tile, a: Way, b: Way) -> float:
@@ -321,7 +331,8 @@ def of_teams(product: Product, most: int = SHARED) -> Slices | None:
     if not found:
         return None
     tile, parts = min(found, key=found.__getitem__)
-    if found[tile, parts] > least_cost(product)[1] + CALL:
+    other, cost = least_cost(product)
+    if found[tile, parts] > cost + CALL + _wait(other):
         return None
     return replace(tile.for_product(p), parts=parts)
 
