@@ -1,0 +1,93 @@
+"""Time strict products as they are served on a GPU, beside torch's own, in the shapes of ``products.py``.
+
+Each shape is raced first (policy ``measure``). Then the operator, torch and torch again take turns, as in
+``matmul.py``: the device's time of a call after the cache was overwritten. A shape is slower if the operator
+takes more than the margin longer than torch: 2%, or twice what torch differs from itself.
+
+    NXCORE_BACKENDS=torch,cuda python benchmarks/matmul_served.py --json record.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from matmul import cold
+from products import CASES, Case
+
+import nxcore
+
+MARGIN = 0.02
+
+
+def measured(case: Case, repeats: int) -> dict[str, Any]:
+    """Return which kernel serves a case, and the times."""
+    a, b = case.operands()
+    torch.matmul(a, b)
+    began = time.perf_counter()
+    served = nxcore.explain("matmul", a, b).decision.chosen
+    nxcore.ops.matmul(a, b)
+    raced = time.perf_counter() - began
+    times = cold(
+        {
+            "torch": lambda: torch.matmul(a, b),
+            "nxcore": lambda: nxcore.ops.matmul(a, b),
+            "torch again": lambda: torch.matmul(a, b),
+        },
+        repeats,
+    )
+    noise = abs(times["torch again"] / times["torch"] - 1)
+    gain, margin = min(times["torch"], times["torch again"]) / times["nxcore"], max(MARGIN, 2 * noise)
+    return {
+        "case": asdict(case),
+        "served": str(served),
+        "us": times,
+        "gain": gain,
+        "margin": margin,
+        "slower": gain < 1 / (1 + margin),
+        "race_s": raced,
+    }
+
+
+def main() -> None:
+    """Time all cases."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--seconds", type=float, default=80, help="begins no case after them")
+    parser.add_argument("--cases", nargs="*", help="their names; all by default")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows, began = [], time.perf_counter()
+    with nxcore.policy("measure"), torch.no_grad():
+        for case in CASES:
+            if given.cases and case.name not in given.cases:
+                continue
+            if time.perf_counter() - began > given.seconds:
+                print(f"no time for {case.name} and later cases")
+                break
+            row = measured(case, given.repeats)
+            rows.append(row)
+            us = row["us"]
+            print(
+                f"{case.name} {row['served']}: {us['nxcore']:.1f} us, torch {us['torch']:.1f} and"
+                f" {us['torch again']:.1f}, {row['gain']:.2f}{' SLOWER' * row['slower']}",
+                flush=True,
+            )
+    count = Counter(row["served"] for row in rows)
+    slower = [row["case"]["name"] for row in rows if row["slower"]]
+    print(f"{len(rows)} shapes in {time.perf_counter() - began:.0f} s, served by {dict(count)}")
+    print(f"slower than torch by more than the margin: {len(slower)}: {', '.join(slower)}")
+    if given.json:
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "repeats": given.repeats}
+        given.json.write_text(json.dumps({**about, "cases": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
