@@ -44,6 +44,7 @@ TILES = {
     "own_of_pairs": matmul.Slices(64, 128, 8, 16, 64, 4, turn=2),
     "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, stages=3, held=True),
     "own_held": replace(OWN, team=8, held=True, pieces=2),
+    "octet_of_columns": replace(matmul.OCTET, tall=32, wide=64),
     "fed": matmul.Slices(64, 32, 8, 8, 64, 8, team=8, stages=4, pieces=7, feeders=2),
 }
 QUICK = ("small", "least", "one_by_one", "deep", "octet", "duet", "legion")

@@ -12,7 +12,8 @@ namespace product {
 // BY_LINE: neighbouring lanes have neighbouring rows, else neighbouring runs of four.
 template <int TALL, int WIDE, int ROWS, int COLUMNS, bool BY_LINE>
 struct Lie {
-  static constexpr int DOWN = ROWS <= COLUMNS ? 8 : 4;  // lanes of a warp along the rows
+  // Lanes of a warp along the rows.
+  static constexpr int DOWN = ROWS <= COLUMNS && TALL % (8 * ROWS) == 0 ? 8 : 4;
   static constexpr int ALONG = WARP / DOWN;
   static constexpr int WARPS_ALONG = WIDE / (ALONG * COLUMNS);
   static constexpr int WARPS = TALL / (DOWN * ROWS) * WARPS_ALONG;
