@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem, Product, TensorMeta
@@ -131,6 +132,40 @@ def test_a_whole_product_needs_no_bounds():
         rows, terms, columns = shape
         metas = (torch.empty(s, device="meta") for s in ((rows, terms), (terms, columns), (rows, columns)))
         assert not OWN.for_product(Product.of(*map(TensorMeta.of, metas))).whole
+
+
+class Operations(TorchDispatchMode):
+    """What torch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param(torch.randn(20, 12).T, torch.randn(8, 20).T, id="transposed"),
+        pytest.param(torch.randn(24, 40)[::2, ::2], torch.randn(20, 16)[:, ::2], id="strided"),
+        pytest.param(torch.randn(1, 20).expand(12, 20), torch.randn(20, 1).expand(20, 8), id="expanded"),
+        pytest.param(torch.randn(2, 1, 12, 20), torch.randn(3, 20, 8), id="batches broadcast"),
+        pytest.param(torch.randn(3, 12, 20).permute(1, 0, 2), torch.randn(20, 8), id="batch inside"),
+        pytest.param(torch.randn(256, 64).T, torch.randn(64, 256).T, id="teams of slices"),
+    ],
+)
+def test_operands_are_read_where_they_lie(a, b):
+    """A call makes its result, and nothing is copied before."""
+    spec = next(spec for spec in nxcore_ops() if spec.name == "matmul")
+    call = matmul.plan(Problem.of(spec, spec.bind(a, b)))
+    with Operations() as asked:
+        found = call(a, b)
+    assert {name.partition(".")[2].partition(".")[0] for name in asked.names} <= {"empty", "empty_strided"}
+    torch.testing.assert_close(found, a @ b, rtol=1e-5, atol=1e-5)
 
 
 @needs_emulator
