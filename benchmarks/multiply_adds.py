@@ -44,7 +44,7 @@ timed(float* out, long long* clock, int terms, int step) {{
 class Kind:
     """The threads of a block: a tile, the sums of a thread, slices that share terms, where factors are.
 
-    Without ``ahead`` a term's factors are read when its turn comes, into fewer registers.
+    ``reads`` is when factors are read, as the source has it.
     """
 
     tall: int
@@ -53,7 +53,7 @@ class Kind:
     columns: int
     slices: int
     shared: bool
-    ahead: bool = True
+    reads: str = "AHEAD"
 
     @property
     def threads(self) -> int:
@@ -69,14 +69,14 @@ class Kind:
     def name(self) -> str:
         """The name in the table."""
         where = "shared" if self.shared else "registers"
-        late = ", read late" * (not self.ahead)
-        return f"{where}, {self.rows} x {self.columns}, {self.threads // WARP} warps{late}"
+        when = f", {self.reads.lower()}" if self.reads != "AHEAD" else ""
+        return f"{where}, {self.rows} x {self.columns}, {self.threads // WARP} warps{when}"
 
     @property
     def text(self) -> str:
         """The translation unit."""
-        sizes = (self.tall, self.wide, self.rows, self.columns, self.slices, self.shared, self.ahead)
-        return BODY.format(threads=self.threads, arguments=", ".join(map(str, sizes)).lower())
+        sizes = (self.tall, self.wide, self.rows, self.columns, self.slices, str(self.shared).lower())
+        return BODY.format(threads=self.threads, arguments=", ".join(map(str, (*sizes, self.reads))))
 
 
 KINDS = (
@@ -85,8 +85,10 @@ KINDS = (
     Kind(64, 128, 8, 8, 4, shared=True),
     Kind(64, 128, 8, 16, 4, shared=True),
     Kind(64, 128, 8, 8, 2, shared=True),
-    Kind(64, 128, 8, 16, 4, shared=True, ahead=False),
-    Kind(192, 128, 12, 16, 2, shared=True, ahead=False),
+    Kind(64, 128, 8, 16, 4, shared=True, reads="LATE"),
+    Kind(64, 128, 8, 8, 4, shared=True, reads="SPACED"),
+    Kind(64, 128, 8, 16, 4, shared=True, reads="SPACED"),
+    Kind(192, 128, 12, 16, 2, shared=True, reads="LATE"),
 )
 
 
