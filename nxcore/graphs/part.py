@@ -245,10 +245,10 @@ class Part:
         """Capture a call; return why that has to wait. A call that can't be captured is never tried again."""
         if self._made >= LIMIT:
             self._refusal = f"{LIMIT} captures were made, for other signatures or in place of invalid ones"
+        elif (recorder := self._record(tensors[0].device)) is None:  # a watch waits for no capture then
+            self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
         elif default().learning:
             return "its problems are still in exploration"
-        elif (recorder := self._record(tensors[0].device)) is None:
-            self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
         elif not MAKING.acquire(blocking=False):
             return "another thread is making a capture"
         else:

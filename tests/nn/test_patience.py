@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import nxcore
 from nxcore.choose.learn.budget import Pace
@@ -146,6 +147,18 @@ def test_a_cell_that_is_about_to_be_captured_is_waited_for(learnt: Any) -> None:
     while model.clock[0].now < patience.PATIENCE_S - 1:
         train(model, 1)
     assert model.plain == 0
+
+
+def test_a_part_where_nothing_is_captured_is_not_waited_for(learnt: Any, session: Session) -> None:
+    """On a processor there are no graphs, which a part says at its twelfth call, learning or not."""
+    model = learnt(1.5 * STEP_S, 0.0)
+    part = nxcore.nn.Part(lambda module, x: 2 * x)
+    vars(model)["part"] = part
+    while model.clock[0].now < FIRST_S:
+        part(model, torch.ones(2, requires_grad=True))
+        train(model, 1)
+    assert part.state == "runs: there are no graphs on 'cpu'"
+    assert "BatchNorm2d" in given(model)
 
 
 def test_modules_are_looked_at_rarely(learnt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
