@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
+from nxcore.graphs.hooks import hooked
 from nxcore.nas.blend import joining
 from nxcore.nas.genotype import Gene, edges
 from nxcore.nas.group import reading, wide_of
@@ -27,7 +28,8 @@ class Cell(nn.Module):
 
     In training, the pools of all edges that leave a state are computed once (see
     ``nxcore.nas.shared_pools``). On a CUDA device, in mode ``exact``, training replays two CUDA graphs after
-    a dozen calls of a signature (``nxcore.nn.Part``); ``nxcore.nas.replays`` reports whether it does.
+    a dozen calls of a signature (``nxcore.nn.Part``); ``nxcore.nas.replays`` reports whether it does. A
+    replay doesn't run ``none``, whose zeros add nothing, if it is the first operation.
 
     Parameters
     ----------
@@ -113,16 +115,24 @@ class Cell(nn.Module):
     def run(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
         """Return the result of ``forward`` without replaying a graph; arguments are not checked."""
         joins = plan is None and joining(self._ops)  # norms and sums, which take weights
+        how: dict[str, Any] = {}
         if joins:
             logits = functional.softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
+            how["zeros"] = not self._adds_zeros()
+            logits = logits if how["zeros"] else logits[:, 1:]
         given = "weights" if joins else "logits"
         if torch.compiler.is_compiling():  # dynamo can't trace a ContextVar
             return self._nodes(s0, s1, logits, plan, given=given)
         with waiting() if joins else contextlib.nullcontext(), reading(self if plan is None else None):
-            return self._nodes(s0, s1, logits, plan, given=given)
+            return self._nodes(s0, s1, logits, plan, given=given, **how)
+
+    def _adds_zeros(self) -> bool:
+        """Return whether the first operation of all edges is ``none``, and nothing looks at its result."""
+        mixed: list[Any] = list(self._ops)
+        return self.primitives[0] == "none" and not hooked(*(op.candidates[0] for op in mixed))
 
     def _nodes(
-        self, s0: Tensor, s1: Tensor, factors: Tensor, plan: Selection | None, *, given: str
+        self, s0: Tensor, s1: Tensor, factors: Tensor, plan: Selection | None, *, given: str, **how: bool
     ) -> Tensor:
         """Return the concatenated nodes; ``given`` says what the factors of an edge are."""
         rows = (factors if plan is None else plan.weights).unbind(0)
@@ -130,7 +140,7 @@ class Cell(nn.Module):
         outputs = self._pooled(states[0], 0, plan) | self._pooled(states[1], 1, plan)
         for node in edges(self._steps):
             parts = [
-                self._ops[row](x, outputs=outputs.get(row), **{given: rows[row]})
+                self._ops[row](x, outputs=outputs.get(row), **{given: rows[row]}, **how)
                 if plan is None
                 else self._ops[row](x, weights=rows[row], active=plan.active[row], outputs=outputs.get(row))
                 for row, x in zip(node, states, strict=True)

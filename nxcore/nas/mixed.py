@@ -91,6 +91,7 @@ class MixedOp(nn.Module):
         weights: Tensor | None = None,
         active: Sequence[int] | None = None,
         outputs: Mapping[int, Tensor] | None = None,
+        zeros: bool = True,
     ) -> Tensor:
         """Return the blend.
 
@@ -108,6 +109,8 @@ class MixedOp(nn.Module):
             ``sampled`` with weights, run all operations.
         outputs : mapping of int to Tensor, optional
             Outputs of operations that were computed before: a cell's shared pools.
+        zeros : bool
+            False where ``weights`` lack the entry of a first ``none``, which isn't run: it adds zeros.
 
         Returns
         -------
@@ -127,17 +130,17 @@ class MixedOp(nn.Module):
                 f"{'neither' if given is None else 'both'}",
                 argument="logits",
             )
-        if tuple(given.shape) != (len(self._ops),):
+        every = tuple(range(0 if zeros else 1, len(self._ops)))
+        if tuple(given.shape) != (len(every),):
             name = "logits" if weights is None else "weights"
             raise InvalidInputError(
-                f"{name} must be ({len(self._ops)},), one for each operation, got {tuple(given.shape)}",
+                f"{name} must be ({len(every)},), one for each operation, got {tuple(given.shape)}",
                 argument=name,
             )
         part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
         if part is not None and self.rule.mode == "exact" and weights is None and outputs is None:
             replayed: Tensor = part(self, x, given)
             return replayed
-        every = tuple(range(len(self._ops)))
         if self.rule.mode == "exact":
             name, chosen = "softmax_sum" if weights is None else "weighted_sum", every
         else:
@@ -146,7 +149,8 @@ class MixedOp(nn.Module):
         known = outputs or {}
         if name == "weighted_sum" and chosen == every and joining([self]):
             held = [known.get(i) for i in every]
-            return summed(edge_of(self, list(self._ops), held, x, given, own_ends(self._ops)))
+            ops = [self._ops[i] for i in every]
+            return summed(edge_of(self, ops, held, x, given, own_ends(ops)))
         run = [i for i in chosen if i not in known]
         made = grouped([self._ops[i] for i in run], x)
         known = {**known, **{i: made[self._ops[i]].out for i in run if self._ops[i] in made}}
