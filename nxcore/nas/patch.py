@@ -332,16 +332,30 @@ def _differs(module: nn.Module, trials: dict[Any, _Trial]) -> str:
 
 
 def _tried(module: nn.Module) -> _Trial | str:
-    """Return what trial calls of a copy found, or how it differs from the weighted sum."""
-    trial = copy.deepcopy(module).double().eval()
-    operations = _operations(trial)
-    first = next(trial.parameters(), next(trial.buffers(), None))
-    channels = next((_channels(m) for m in trial.modules() if _channels(m)), 0)
+    """Return what trial calls of a copy found, or how it differs from the weighted sum.
+
+    The copy is on the CPU, if its code can run there: for a call in float64, a device's libraries would load
+    kernels that nothing else needs.
+    """
+    first = next(module.parameters(), next(module.buffers(), None))
+    channels = next((_channels(m) for m in module.modules() if _channels(m)), 0)
     if first is None or not channels:
         return "none of its operations shows the number of channels"
+    found: _Trial | str = ""
+    devices = (first.device,) if first.is_meta else (torch.device("cpu"), first.device)
+    for device in dict.fromkeys(devices):
+        found = _tried_on(device, module, channels)
+        if not isinstance(found, str):
+            break
+    return found
+
+
+def _tried_on(device: torch.device, module: nn.Module, channels: int) -> _Trial | str:
+    trial = copy.deepcopy(module).to(device, torch.float64).eval()
+    operations = _operations(trial)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(TRIAL[0], channels, *TRIAL[1:], generator=generator, dtype=torch.float64).to(first.device)
-    some = torch.rand(len(operations) + 1, generator=generator, dtype=torch.float64).to(first.device)
+    x = torch.randn(TRIAL[0], channels, *TRIAL[1:], generator=generator, dtype=torch.float64).to(device)
+    some = torch.rand(len(operations) + 1, generator=generator, dtype=torch.float64).to(device)
     reasons, lengths = [], []
     for length in (len(operations), len(operations) + 1):  # a last one may be there that is not used
         if why := _other(trial, x, some[:length]):

@@ -3,6 +3,7 @@
 import copy
 import functools
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,6 +120,27 @@ def test_a_network_has_a_trial_for_each_structure_and_the_marks_of_one_each(monk
         assert marks[0] == marks[1]
     x, weights = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
     torch.testing.assert_close(net(x, *weights), apart(x, *weights))
+
+
+@pytest.mark.parametrize(
+    ("runs", "tried"), [("cpu cuda", ["cpu"]), ("cuda", ["cpu", "cuda"]), ("", ["cpu", "cuda"])]
+)
+def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(runs, tried, monkeypatch):
+    seen = []
+    module = SimpleNamespace(
+        parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"), is_meta=False)]),
+        buffers=lambda: iter(()),
+        modules=lambda: [nn.BatchNorm2d(4)],
+    )
+    trial = patch._Trial((1,), [], [], written=False)
+
+    def tried_on(device, *_):
+        seen.append(device.type)
+        return trial if device.type in runs else "a trial call raised"
+
+    monkeypatch.setattr(patch, "_tried_on", tried_on)
+    assert patch._tried(module) == (trial if runs else "a trial call raised")
+    assert seen == tried
 
 
 def test_trials_are_torchs_and_read_no_record(monkeypatch):
