@@ -159,14 +159,22 @@ def take(op: nn.Module) -> None:
 
 
 def _agrees(op: nn.Module) -> bool:
-    """Return whether results and gradients of a copy in training are those of its layers."""
+    """Return whether results and gradients of a copy in training are those of its layers.
+
+    The copy is on the CPU if its code can run there: in float64, a device's libraries would load kernels that
+    nothing else needs.
+    """
+    own = next(op.parameters()).device
+    return any(_agrees_on(device, op) for device in dict.fromkeys((torch.device("cpu"), own)))
+
+
+def _agrees_on(device: torch.device, op: nn.Module) -> bool:
     token = LATE.set(None)  # the copy's statistics are nobody's
     try:
-        twin = copy.deepcopy(op).double().train()
+        twin = copy.deepcopy(op).to(device, torch.float64).train()
         layers = layers_of(twin)
         if layers is None:
             return False
-        device = layers.convolutions[0].weight.device
         generator = torch.Generator().manual_seed(0)
         shape = TRIAL[0], layers.convolutions[0].in_channels, *TRIAL[1:]
         x = torch.randn(shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()

@@ -251,3 +251,17 @@ def test_captured_cells_run_the_operator(calls, own):
     states = nas.replays(other)
     assert all(states[f"cells.{i}"].startswith("replays") for i in range(3))
     assert {(1, False), (2, True)} <= set(calls)
+
+
+@pytest.mark.parametrize(("agrees", "tried"), [("cpu cuda", ["cpu"]), ("cuda", ["cpu", "cuda"])])
+def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(agrees, tried, monkeypatch):
+    seen = []
+
+    def agrees_on(device, _):
+        seen.append(device.type)
+        return device.type in agrees
+
+    op = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
+    monkeypatch.setattr(points, "_agrees_on", agrees_on)
+    assert points._agrees(op)
+    assert seen == tried
