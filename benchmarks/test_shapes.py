@@ -83,6 +83,15 @@ def _both_ways(call: Call) -> Call:
     return run
 
 
+def _calling(function: Callable[..., Any], count: int) -> Call:
+    """Return a call of ``function`` with the first ``count`` arguments."""
+
+    def run(args: Args) -> Any:
+        return function(*args[:count])
+
+    return run
+
+
 def _operators(session: Session) -> Iterator[tuple[str, Case]]:
     for spec in nxcore_ops():
         op = session.op(spec.name)
@@ -90,14 +99,8 @@ def _operators(session: Session) -> Iterator[tuple[str, Case]]:
         def make(n: int, spec: OpSpec = spec) -> Args:
             return arguments(spec, n)
 
-        def torchs(args: Args, spec: OpSpec = spec) -> Any:
-            return spec.reference(*args)
-
         positional = sum(not p.keyword for p in spec.params)  # the others have their defaults
-
-        def ours(args: Args, op: Call = op, positional: int = positional) -> Any:
-            return op(*args[:positional])  # type: ignore[call-arg]  # as many as the operator takes
-
+        torchs, ours = _calling(spec.reference, len(spec.params)), _calling(op, positional)
         yield spec.name, Case(torchs, ours, make)
         if spec.gradient:
             yield (

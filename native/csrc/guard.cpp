@@ -1,6 +1,5 @@
 #include "guard.h"
 
-#include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
@@ -10,24 +9,18 @@
 
 namespace nxcore {
 
-Environment& environment() {
-  static Environment* one = new Environment;  // never freed: the interpreter may end before
-  return *one;
-}
+Environment* const environment = new Environment{};  // never freed: the interpreter may end before
 
 bool Around::read(bool lowers) {
   if (at::impl::torch_function_mode_enabled()) return false;
-  const Environment& names = environment();
-  PyObject* level = PyDict_GetItemWithError(names.forward_names.ptr(), names.level.ptr());
-  if (!level || !PyLong_Check(level) || PyLong_AsLong(level) >= 0) return false;
   PyObject* now = nullptr;
-  if (PyContextVar_Get(names.preference.ptr(), nullptr, &now) < 0 || !now) return false;
+  if (PyContextVar_Get(environment->preference.ptr(), nullptr, &now) < 0 || !now) return false;
   preference = steal(now);
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   included = keys.included_.raw_repr();
   excluded = keys.excluded_.raw_repr();
   grad = c10::GradMode::is_enabled();
-  deterministic = at::globalContext().deterministicAlgorithms();
+  deterministic = environment->settings->deterministicAlgorithms();
   if (lowers) {  // whether autocast is on is in the keys
     cpu = at::autocast::get_autocast_dtype(at::kCPU);
     cuda = at::autocast::get_autocast_dtype(at::kCUDA);
@@ -43,16 +36,22 @@ bool Around::operator==(const Around& other) const {
 
 bool Around::ordinary() const {
   return included == c10::default_included_set.raw_repr() && excluded == c10::default_excluded_set.raw_repr() &&
-         preference.ptr() == environment().nothing.ptr();
+         preference.ptr() == environment->nothing.ptr();
 }
 
 namespace {
 
 const at::TensorImpl* impl_of(PyObject* tensor) { return THPVariable_Unpack(tensor).unsafeGetTensorImpl(); }
 
+// Whether a tensor requires a gradient, and whether it is a dual number of forward mode: such calls never have a plan.
+uint64_t gradients_of(const at::TensorImpl* tensor) {
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor->autograd_meta());  // as torch casts it
+  return meta ? meta->AutogradMeta::requires_grad() | (meta->fw_grad_ ? 2 : 0) : 0;
+}
+
 // Whether elements are missing: a storage may have been resized to nothing.
 bool without_memory(const at::TensorImpl* tensor) {
-  return tensor->numel() != 0 && (!tensor->has_storage() || !tensor->unsafe_storage().data());
+  return tensor->numel() != 0 && (!tensor->unsafe_storage() || !tensor->unsafe_storage().data());
 }
 
 }  // namespace
@@ -71,7 +70,7 @@ TensorGuard::TensorGuard(PyObject* tensor) : type_(Py_TYPE(tensor)), device_(at:
   keys_ = impl->key_set().raw_repr();
   dtype_ = c10::typeMetaToScalarType(impl->dtype());
   device_ = impl->device();
-  requires_grad_ = impl->requires_grad();
+  gradients_ = gradients_of(impl);
   empty_ = impl->numel() == 0;
   sizes_ = impl->sizes().vec();
   strides_ = impl->strides().vec();
@@ -83,7 +82,7 @@ bool TensorGuard::passes(PyObject* value) const {
   // The keys come first: only with equal ones are there sizes and strides to read.
   return impl->key_set().raw_repr() == keys_ && impl->sizes().equals(sizes_) && impl->strides().equals(strides_) &&
          c10::typeMetaToScalarType(impl->dtype()) == dtype_ && impl->device() == device_ &&
-         impl->requires_grad() == requires_grad_ && (empty_ || !without_memory(impl));
+         gradients_of(impl) == gradients_ && (empty_ || !without_memory(impl));
 }
 
 void mix(uint64_t value, uint64_t& hash) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29; }
@@ -91,8 +90,8 @@ void mix(uint64_t value, uint64_t& hash) { hash = (hash ^ value) * 0x9E3779B97F4
 bool mix_tensor(PyObject* tensor, Apart apart, uint64_t& hash) {
   const at::TensorImpl* impl = impl_of(tensor);
   if (impl->layout() != at::kStrided || impl->has_symbolic_sizes_strides()) return false;
-  if (impl->key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::NestedTensor))) return false;
-  mix(static_cast<uint64_t>(impl->dim()) << 8 | static_cast<uint64_t>(impl->requires_grad()), hash);
+  if (impl->key_set().has(c10::DispatchKey::NestedTensor)) return false;
+  mix(static_cast<uint64_t>(impl->dim()) << 8 | gradients_of(impl), hash);
   if (apart == Apart::calls) {
     for (int64_t size : impl->sizes()) mix(static_cast<uint64_t>(size), hash);
     return true;

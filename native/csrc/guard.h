@@ -1,6 +1,6 @@
 // Guards: what a plan was found for, compared with a call by reads of its tensors and of the thread's state.
 #pragma once
-#include <ATen/core/Tensor.h>
+#include <ATen/Context.h>
 
 #include <cstdint>
 #include <vector>
@@ -9,15 +9,13 @@
 
 namespace nxcore {
 
-// Names of Python that a guard reads. Set once, when the extension is bound.
-struct Environment {
-  Ref preference;     // the ContextVar of nxcore.use, policy, record and profile
-  Ref nothing;        // its value where none of them is used
-  Ref forward_names;  // the dict of torch.autograd.forward_ad
-  Ref level;          // the name of its level, which is -1 outside of forward mode
-  Ref raw_stream;     // torch's function from a CUDA device's index to its current stream
-};
-Environment& environment();
+// What a guard reads of Python and of torch. Set once, when the extension is bound.
+extern struct Environment {
+  Ref preference;  // the ContextVar of nxcore.use, policy, record and profile
+  Ref nothing;     // its value where none of them is used
+  Ref raw_stream;  // torch's function from a CUDA device's index to its current stream
+  const at::Context* settings;
+}* const environment;
 
 // What is in force around a call. Dispatch keys that are included or excluded in this thread are those of
 // autocast, modes, transforms, traces and inference mode.
@@ -41,11 +39,11 @@ class TensorGuard {
   bool passes(PyObject* value) const;
 
  private:
-  PyTypeObject* type_;  // torch.Tensor or torch.nn.Parameter, which live as long as the process
-  uint64_t keys_;       // layout, lazy negation, subclasses
+  PyTypeObject* type_;         // torch.Tensor or torch.nn.Parameter, which live as long as the process
+  uint64_t keys_, gradients_;  // layout, lazy negation, subclasses; see gradients_of
   at::ScalarType dtype_;
   at::Device device_;
-  bool requires_grad_, empty_;
+  bool empty_;
   std::vector<int64_t> sizes_, strides_;
 };
 

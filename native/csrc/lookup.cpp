@@ -27,7 +27,7 @@ struct State {
     Py_VISIT(near.ptr());
     Py_VISIT(python.ptr());
     Py_VISIT(reference.ptr());
-    if (const int stopped = rare.visit(visit, arg)) return stopped;
+    Py_VISIT(rare.shapes());
     for (const Param& param : params) Py_VISIT(param.standard.ptr());
     return table.visit(visit, arg);
   }
@@ -92,12 +92,10 @@ bool look_up(State& state, PyObject* const* bound, Found& found) {
     found = *entry;
   else if (state.rare.serves(asked))
     found = {state.reference};
-  return found.parts && !PyErr_Occurred();
+  return bool{found.parts};
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  static PyObject* const far = PyUnicode_InternFromString("far");
-  static PyObject* const raised = PyUnicode_InternFromString("raised");
   State& state = Lookup::of(self);
   PyObject* all[4 + MOST];  // room for what methods take before the arguments
   PyObject** const bound = all + 4;
@@ -105,6 +103,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   const size_t count = state.params.size();
   Found found;  // the plan outlives a change of the table by what it calls
   if (!look_up(state, bound, found)) {
+    static PyObject* const far = PyUnicode_InternFromString("far");
     all[3] = self;
     return PyErr_Occurred() ? nullptr : PyObject_VectorcallMethod(far, all + 3, 1 + count, nullptr);
   }
@@ -113,6 +112,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     return PyObject_Vectorcall(found.part(2), bound, count, nullptr);
   }();
   if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+  static PyObject* const raised = PyUnicode_InternFromString("raised");
   const Ref error = taken();
   all[0] = self, all[1] = found.part(0), all[2] = found.part(1), all[3] = error.ptr();
   return PyObject_VectorcallMethod(raised, all, 4 + count, nullptr);
@@ -218,7 +218,7 @@ void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref pyt
   for (const auto& [name, kind, standard, required, keyword, drawn, read] : params) {
     PyObject* interned = Py_NewRef(name.ptr());
     PyUnicode_InternInPlace(&interned);
-    state.params.push_back({steal(interned), Kind(kind), required ? Ref() : standard, keyword, drawn, read});
+    state.params.push_back({steal(interned), Kind(kind), required ? Ref() : standard, drawn, read});
     if (!keyword) state.positional = static_cast<Py_ssize_t>(state.params.size());
   }
   state.lowers = lowers;

@@ -4,11 +4,10 @@
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace nxcore;
-  const auto setup = [](Ref preference, Ref nothing, pybind11::dict forward, Ref raw_stream) {
-    environment() = {preference, nothing, forward, steal(PyUnicode_InternFromString("_current_level")), raw_stream};
+  const auto setup = [](Ref preference, Ref nothing, Ref raw_stream) {
+    *environment = {preference, nothing, raw_stream, &at::globalContext()};
   };
-  module.def("setup", setup,
-             "setup(preference, nothing, names of torch.autograd.forward_ad, raw_stream): comes first.");
+  module.def("setup", setup, "setup(preference, nothing, raw_stream): comes first.");
   module.def("adopt", adopt, "adopt(operator, params, lowers, call, reference): calls of operator come here.");
   for (PyTypeObject* type : {&LookupType, &DirectType, &JoinType})
     if (PyModule_AddType(module.ptr(), type) < 0) throw pybind11::error_already_set();

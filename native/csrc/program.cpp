@@ -102,7 +102,7 @@ void* stream_of(at::Device device) {
   static thread_local std::pair<c10::Stream, void*> last{c10::Stream(c10::Stream::DEFAULT, at::kCPU), nullptr};
   const c10::Stream now = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (now == last.first) return last.second;
-  const Ref found = steal(PyObject_CallFunction(environment().raw_stream.ptr(), "i", int{device.index()}));
+  const Ref found = steal(PyObject_CallFunction(environment->raw_stream.ptr(), "i", int{device.index()}));
   return found ? (last = {now, PyLong_AsVoidPtr(found.ptr())}).second : nullptr;
 }
 

@@ -3,7 +3,7 @@
 namespace nxcore {
 namespace {
 
-constexpr unsigned char RARE = 3;  // as in nxcore.call.rare
+constexpr uint64_t RARE = 3, COUNT = 0xFF;  // as in nxcore.call.rare; the bits of a count
 
 // The shapes of a call's tensors, as Recorded keeps them.
 Ref shapes_of(const Asked& asked) {
@@ -24,33 +24,35 @@ bool apart(const Asked& asked, uint64_t& call, uint64_t& family) {
 
 }  // namespace
 
+uint64_t& Rare::count(uint64_t call) {
+  counts_.resize(CAPACITY / 8);
+  Set& set = counts_[call % counts_.size()];
+  for (uint64_t& one : set)
+    if ((one ^ call) <= COUNT) return one;
+  for (size_t i = set.size() - 1; i > 0; --i) set[i] = set[i - 1];
+  return set[0] = call & ~COUNT;
+}
+
 bool Rare::serves(const Asked& asked) {
   uint64_t call, family;
   if (families_.empty() || !apart(asked, call, family) || !families_.count(family)) return false;
-  if (counts_.size() >= CAPACITY) counts_.clear();
-  unsigned char& met = counts_[call];
-  if (met >= RARE) return false;
-  if (met == 0)
+  uint64_t& met = count(call);
+  if ((met & COUNT) >= RARE) return false;
+  if (!(met & COUNT))
     for (PyObject* table : items_of(shapes_.ptr()))
       if (PyDict_GET_SIZE(table) && PyDict_Contains(table, shapes_of(asked).ptr()))
-        return met = RARE, false;  // Python looks closer
+        return met |= RARE, false;  // Python looks closer
   return ++met;
 }
 
 size_t Rare::met(const Asked& asked, Ref shapes) {
   uint64_t call, family;
   if (!apart(asked, call, family)) return 0;
-  if (!shapes) return counts_.count(call) ? counts_[call] : 0;
-  if (std::max(counts_.size(), families_.size()) >= CAPACITY) clear();
-  shapes_ = std::move(shapes);
-  families_.insert(family);
-  unsigned char& met = counts_[call];
-  return met >= RARE ? met : ++met;
-}
-
-int Rare::visit(visitproc visit, void* arg) const {
-  Py_VISIT(shapes_.ptr());
-  return 0;
+  uint64_t& met = count(call);
+  if (!shapes || (met & COUNT) >= RARE) return met & COUNT;
+  if (families_.size() >= CAPACITY) families_.clear();
+  families_.insert(family), shapes_ = std::move(shapes);
+  return ++met & COUNT;
 }
 
 }  // namespace nxcore

@@ -1,5 +1,6 @@
 // Rare: counts of calls that no plan is found for. Torch serves the first ones; see nxcore.call.rare.
 #pragma once
+#include <array>
 #include <unordered_set>
 
 #include "table.h"
@@ -16,10 +17,13 @@ class Rare {
   // is counted now, and its family, of these numbers, may wait from now on, if nothing unusual is in force.
   size_t met(const Asked& asked, Ref shapes);
   void clear() { counts_.clear(), families_.clear(); }
-  int visit(visitproc visit, void* arg) const;
+  PyObject* shapes() const { return shapes_.ptr(); }
 
  private:
-  std::unordered_map<uint64_t, unsigned char> counts_;
+  // A call's hash with its count in the low bits. Of eight in one line of the cache, the first that came makes room.
+  uint64_t& count(uint64_t call);
+  struct alignas(64) Set : std::array<uint64_t, 8> {};
+  std::vector<Set> counts_;
   std::unordered_set<uint64_t> families_;
   Ref shapes_;
 };

@@ -19,7 +19,6 @@ struct Param {
   Ref name;  // interned
   Kind kind;
   Ref standard;  // the default; none where the parameter is required
-  bool keyword;
   bool drawn;  // the default is drawn anew for each call, by the Python path
   Ref read;    // from the first argument to what None stands for, of objects that live as long as the process; or None
 };

@@ -11,7 +11,6 @@ from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from nxcore.context import NOTHING, PREFERENCE
 from nxcore.errors import FOREIGN
@@ -61,7 +60,8 @@ def found() -> Found:
     named = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
     try:
         extension = entry.load()()
-        extension.setup(PREFERENCE, NOTHING, vars(forward_ad), internals.raw_stream)
+        extension.setup(PREFERENCE, NOTHING, internals.raw_stream)
+        PREFERENCE.set(PREFERENCE.get())  # a value that was set is found without a search
         run_by(functools.partial(_recorded, extension))
     except FOREIGN as error:  # calls go on without it
         return Found(None, f"{named} is left out: {type(error).__name__}: {error}", ok=False)

@@ -64,6 +64,19 @@ def test_a_shape_is_described_when_it_was_met_often_enough(described, what):
     assert (session.decided, len(op.plans)) == (1, 1)
 
 
+def test_hundreds_of_other_shapes_in_between_change_nothing():
+    session = online()
+    op = session.op("add")
+    for n in range(RARE):
+        op(X, X)
+        for rows in range(1, 150):
+            x = torch.ones(rows, 5 + n)
+            op(x, x)
+    assert session.decided == 0
+    op(X, X)
+    assert session.decided == 1
+
+
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_its_calls_until_then_count_for_the_exploration(needs_grad):
     session = online()

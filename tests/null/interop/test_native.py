@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import nxcore
 from nxcore.errors import InvalidInputError
@@ -138,7 +139,6 @@ AROUND = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "forward mode": torch.autograd.forward_ad.dual_level,
     "device": lambda: torch.device("cpu"),
 }
 
@@ -153,6 +153,25 @@ def test_another_context_goes_to_python(op, path, monkeypatch, what):
         op(X, X)
     assert len(seen) == 1
     op(X, X)
+    assert len(seen) == 1
+
+
+@COMPILED
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of make_dual
+@pytest.mark.parametrize("place", [0, 1])
+def test_in_forward_mode_dual_numbers_alone_go_to_python(path, monkeypatch, place):
+    op, weights = fakes.session(fakes.backend()).op("weighted_sum"), torch.ones(2)
+    for _ in range(2):
+        op([X, X], weights)
+    seen = far(op, monkeypatch)
+    with forward_ad.dual_level():
+        op([X, X], weights)
+        assert not seen
+        given = [X, X]
+        given[place] = forward_ad.make_dual(X, 3 * X)
+        assert torch.equal(forward_ad.unpack_dual(op(given, weights)).tangent, 3 * X)
+        assert len(seen) == 1
+        op([X, X], weights)
     assert len(seen) == 1
 
 
