@@ -44,7 +44,7 @@ from nxcore.nn.shapes import ROAMED, Shapes
 from nxcore.nn.trial import Mode, Trial
 from nxcore.session import Session, default
 
-SHARE, AHEAD_S = 0.01, 30.0
+SHARE, AHEAD_S = 0.01, 60.0
 """The share of the time that blocks may cost, and the seconds whose share may be spent from the start.
 
 A program has its first comparison early, however long its steps take.

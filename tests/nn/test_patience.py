@@ -101,7 +101,7 @@ def test_what_is_slow_without_learning_is_given_back(learnt: Any, session: Sessi
 
 
 def test_long_steps_are_compared_early_too(learnt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block's cost isn't known before it; of steps this long it may be a hundredth of 12 seconds."""
+    """A block's cost isn't known before it; of steps this long it is taken to be a hundredth of 12."""
     monkeypatch.setattr(sys.modules[__name__], "STEP_S", 0.08)
     model = learnt(1.04 * 0.08 - 0.01, 0.0)
     assert slowest(model, 40) <= 1 + LOSS
