@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,9 @@ LIMIT = 1 << 20
 
 USUAL = 1 << 15
 """The buffer size for reading, in bytes: most documents are smaller."""
+
+MISSING_S = 1.0
+"""Seconds for which a folder that isn't there counts as such: a new process asks for many documents."""
 
 BEGINNING = '{"key": '
 """The beginning of a file."""
@@ -55,6 +59,7 @@ class Store:
         self._memory: dict[str, dict[str, tuple[Document, Document]]] = defaultdict(dict)
         self._lock = threading.Lock()
         self._warned: set[str] = set()
+        self._missing: dict[str, float] = {}
         if folder and (why := _unsafe(folder)):
             self._forsake(why)
 
@@ -65,7 +70,11 @@ class Store:
         if self.folder is None:
             found = self._memory[kind].get(name)
             return found[1] if found else None
+        if time.monotonic() - self._missing.get(kind, -MISSING_S) < MISSING_S:
+            return None
         loaded = self._load(f"{self.folder}/{kind}/{name}.json")  # read in a miss: a Path would be slower
+        if loaded is None and not (self.folder / kind).is_dir():
+            self._missing[kind] = time.monotonic()
         return loaded[1] if loaded and (loaded[0] == key or _text(loaded[0]) == text) else None
 
     def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
@@ -77,6 +86,7 @@ class Store:
             except OSError as error:
                 self._forsake(f"can't write to {self.folder}: {error}")
             else:
+                self._missing.pop(kind, None)
                 return
         with self._lock:
             kept = self._memory[kind]

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,3 +168,19 @@ def test_a_long_document_is_read_to_its_end(tmp_path):
     long = {"text": "x" * (LIMIT // 2)}
     Store(tmp_path).write("kind", {"a": 1}, long)
     assert Store(tmp_path).read("kind", {"a": 1}) == long
+
+
+def test_a_folder_that_is_missing_is_asked_for_once_a_second(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("nxcore.store.files.time", SimpleNamespace(monotonic=lambda: now[0]))
+    store, loaded = Store(tmp_path), []
+    load = Store._load
+    monkeypatch.setattr(Store, "_load", lambda self, path: loaded.append(path) or load(self, path))
+    assert [store.read("pages", {"n": n}) for n in range(3)] == [None] * 3
+    assert len(loaded) == 1
+    Store(tmp_path).write("pages", {"n": 1}, {"of": "another process"})
+    now[0] += 1.0
+    assert store.read("pages", {"n": 1}) == {"of": "another process"}
+    assert store.read("notes", {"n": 1}) is None
+    store.write("notes", {"n": 1}, {"of": "this one"})
+    assert store.read("notes", {"n": 1}) == {"of": "this one"}
