@@ -89,8 +89,8 @@ class Preset:
     retrain_autocast : bool
         Whether the forward passes of retraining run under autocast to bfloat16.
     held_out_every : int
-        Epochs of retraining for each evaluation of the held-out images. The last epoch has one too; with a
-        budget, every epoch has, since it may be the last.
+        Epochs of retraining for each evaluation of the held-out images. Epochs that may be the last one have
+        one too.
     drop_path : float
         The final share of paths that are dropped in retraining; it grows from 0.
     pad, flip, cutout

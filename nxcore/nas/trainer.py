@@ -110,9 +110,8 @@ class Trainer:
             ``phase``, ``epoch`` (from 1) of ``epochs``, ``lr``, ``loss`` and ``accuracy`` in training,
             ``validation_loss`` and ``validation_accuracy`` in the search, ``held_out_loss`` and
             ``held_out_accuracy`` in retraining, ``entropy``, ``genotype``, ``seconds``, and in the last epoch
-            of search or retraining ``stopped``: ``epochs``, ``patience``, ``skips`` or
-            ``budget``. A ``mutation`` has ``grown`` (how), ``difference`` (the largest of scores) and
-            ``parameters`` (their number).
+            of search or retraining ``stopped``: ``epochs``, ``patience``, ``skips`` or ``budget``. A
+            ``mutation`` has ``grown`` (how), ``difference`` (the largest of scores) and ``parameters``.
         """
         if mutation := self._mutation():
             return self._mutate(mutation)
@@ -362,12 +361,13 @@ class Trainer:
         return row
 
     def _retrained(self) -> dict[str, float]:
-        tally = Tally(self.device)
-        for batch in self._batches(self.data.both, self.preset.retrain_batch):
-            self._learn(self._augmented(batch, self.preset.cutout), tally)
+        tally, p, done = Tally(self.device), self.preset, self.epoch + 1
+        for batch in self._batches(self.data.both, p.retrain_batch):
+            self._learn(self._augmented(batch, p.cutout), tally)
         row = dict(zip(("loss", "accuracy"), tally.read(), strict=True))
-        done, every = self.epoch + 1, self.preset.held_out_every
-        if done % every == 0 or done == self._epochs() or self.preset.budget_s < math.inf:
+        took = self.history[-1]["seconds"] if self.history else math.inf
+        last = done == self._epochs() or self.spent_s + 2 * took >= p.budget_s  # or it may be
+        if last or done % p.held_out_every == 0:
             row["held_out_loss"], row["held_out_accuracy"] = self.evaluate(self.data.held_out)
         return row
 
