@@ -83,6 +83,13 @@ def twin(value: Any) -> Any:
     return found
 
 
+def exchanged(value: Any, known: dict[int, Tensor]) -> Any:
+    """Return a result with others for some of its tensors. A closure that calls itself would keep them."""
+    if isinstance(value, tuple | list):
+        return tuple(exchanged(each, known) for each in value)
+    return known.get(id(value), value)
+
+
 Later = dict[Any, tuple[list[Tensor], list[Tensor]]]
 """Dtype and device -> new tensors, and those that they are to be copies of."""
 

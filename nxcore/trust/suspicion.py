@@ -41,7 +41,7 @@ def confirmed(
     result : Any
         The kernel's result in that call, of torch's form.
     changed : bool
-        Whether an input had changed after the call.
+        Whether an input had changed after the call, or the result since: then the second run alone counts.
     """
     given = without_out(spec, own)
     truth = Truth.of(spec, given)
@@ -52,7 +52,7 @@ def confirmed(
     if bool(differ(spec, mine, own)):
         return INPUTS
     first, second = (truth.judge(r, laid_out=False) for r in (result, again))
-    if changed:  # probably by another thread: only the copies count then
+    if changed:  # by another thread, or by what the program did next: only the copies count then
         first, result = second, again
     if first.ok or not _sure(truth, given, result):
         return ""
@@ -61,6 +61,12 @@ def confirmed(
     if bool(strays(spec, given, truth.torch, result, slack=CLEAR)):
         return f"{first.reason}; the same inputs again gave the right result"
     return ""
+
+
+def versions(result: Any) -> tuple[int | None, ...]:
+    """Return how often each tensor of a result was written; None where torch doesn't count, in inference."""
+    counts = [None if t.is_inference() else t._version for t in leaves(result)]  # noqa: SLF001  no public way
+    return tuple(counts)
 
 
 def out_of(spec: OpSpec, args: tuple[Any, ...]) -> Tensor | None:

@@ -26,9 +26,9 @@ from nxcore.errors import VerificationError
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem, leaves
 from nxcore.trust.distance import strays
-from nxcore.trust.form import form, meet, misformed, spans, twin
+from nxcore.trust.form import exchanged, form, meet, misformed, spans, twin
 from nxcore.trust.state import State, disturbance
-from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore
+from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore, versions
 from nxcore.trust.truth import without_out
 
 FIRST = 16
@@ -92,11 +92,13 @@ class Pending:
     own : tuple
         Copies of the arguments, from before the call.
     result : Any
-        What the kernel returned; the caller has a copy.
+        What the kernel returned; of a small one the caller has a copy.
     flags : Tensor
         Two bools in pinned memory: the result strays, an input was changed.
     start, end : torch.cuda.Event
         Events before and after the audit.
+    versions : tuple
+        Those of the result then: the caller may write into it since, as an activation in place does.
     """
 
     watch: Watch
@@ -105,6 +107,7 @@ class Pending:
     flags: Tensor
     start: Any
     end: Any
+    versions: tuple[int | None, ...]
 
     @property
     def nbytes(self) -> int:
@@ -276,8 +279,10 @@ class Watch:
         """Return why the kernel is convicted for an earlier call; empty if it isn't."""
         try:
             with torch.no_grad():
-                own, spec = pending.own, self.problem.spec
-                found = confirmed(self.planned, spec, own, pending.result, changed=changed)
+                own, spec, result = pending.own, self.problem.spec, pending.result
+                now = versions(result)  # a result that was written since tells nothing of the call
+                lost = changed or None in now or now != pending.versions
+                found = confirmed(self.planned, spec, own, result, changed=lost)
                 self._rough = changed  # its numbers may cancel, so that they are far apart and right
                 return self._put(found)
         except Exception:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
@@ -377,7 +382,7 @@ class Watch:
     def _apart(self, result: Any) -> Any:
         """Return a copy of a kept result: a reused buffer must not reach the caller."""
         small = [t for t in self._alone(result) if t.untyped_storage().nbytes() <= HELD]
-        return _exchanged(result, dict(zip(map(id, small), twin(small), strict=True)))
+        return exchanged(result, dict(zip(map(id, small), twin(small), strict=True)))
 
     def _later(self, own: tuple[Any, ...], result: Any, flags: Tensor) -> None:
         """Start to read an audit's outcome, which is known once CUDA has completed it."""
@@ -385,14 +390,7 @@ class Watch:
         start.record()
         pinned = torch.empty(2, dtype=torch.bool, pin_memory=True).copy_(flags, non_blocking=True)
         end.record()
-        self._owner.later(Pending(self, own, result, pinned, start, end))
-
-
-def _exchanged(value: Any, known: dict[int, Tensor]) -> Any:
-    """Return a result with others for some of its tensors. A closure that calls itself would keep them."""
-    if isinstance(value, tuple | list):
-        return tuple(_exchanged(each, known) for each in value)
-    return known.get(id(value), value)
+        self._owner.later(Pending(self, own, result, pinned, start, end, versions(result)))
 
 
 def _alive(held: Any) -> bool:

@@ -20,6 +20,7 @@ from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
+from nxcore.trust import suspicion
 from nxcore.trust.distance import strays
 from nxcore.trust.form import form, meet, misformed, spans, twin
 from nxcore.trust.state import State, disturbance
@@ -70,6 +71,41 @@ def test_the_first_calls_are_watched_and_some_audited_then_the_kernel_serves_dir
         for _ in range(watch.SAMPLE):
             op(X, X)
         assert (only(session)._audits, plan.func) == (len(watch.AUDITED) + 1, kernel)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "then", "convicted"),
+    [(0, None, False), (1, None, True), (0, torch.relu_, False), (1, torch.relu_, False)],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_result_that_was_written_since_is_no_evidence(wrong, then, convicted, inference):
+    """CUDA's audits are judged later, and an activation in place may have come between."""
+    session, _ = watching()
+    with session.use("watched"), torch.inference_mode(inference):
+        session.op("add")(-X, -X)
+        result = SPECS["add"].reference(-X, -X, 1, None) + wrong
+        versions = suspicion.versions(result)
+        pending = watch.Pending(
+            only(session), twin((-X, -X, 1, None)), result, torch.ones(2), None, None, versions
+        )
+        if then:
+            then(result)
+        found = only(session).late(pending, changed=False)
+    assert bool(found) is (convicted and not inference), "torch counts no writes in inference"
+
+
+def test_a_kernel_that_is_wrong_again_is_convicted_whatever_became_of_the_result():
+    session, _ = watching()
+    with session.use("watched"):
+        session.op("add")(X, X)
+        found = only(session)
+        found.planned = lambda a, b, alpha, out: a + b + 1
+        result = X + X + 1
+        pending = watch.Pending(
+            found, twin((X, X, 1, None)), result, torch.ones(2), None, None, suspicion.versions(result)
+        )
+        result.zero_()
+        assert "wrong in a call" in found.late(pending, changed=False)
 
 
 def test_what_the_share_does_not_afford_is_not_audited_after_the_first_calls():
