@@ -177,6 +177,7 @@ class Crossing:
                 self._pair = pair
         self._route(eager)
         if self._pair and self._policy == "measure":
+            self._pairs.waiting += 1
             self._switch.to(self._steps[3])
         elif self._pair and -math.inf < gain < 2 * DOUBT * self._half_us:
             self._later(self._measure_alone)
@@ -252,6 +253,7 @@ class Crossing:
         with self._lock:
             pair, self._pair = self._pair, None
         if pair is not None:  # otherwise another thread measures it
+            self._pairs.waiting -= self._policy == "measure"
             with self._aside():
                 decision = self._pairs.measure(pair, self._raced(), args)
             self._route(decision.chosen != TORCH)

@@ -106,6 +106,8 @@ class Pairs:
     ----------
     made : int
         How many decisions were made or read.
+    waiting : int
+        How many pairs the next call of each will measure: no recording can, so a run must come before it.
     """
 
     def __init__(self, recall: Recall, lock: Lock) -> None:
@@ -113,7 +115,7 @@ class Pairs:
         self._found: OrderedDict[Key, tuple[str, Decision]] = OrderedDict()
         self._latest: dict[Problem, Key] = {}
         self._lock = threading.Lock()
-        self.made, self._every = 0, False
+        self.made, self.waiting, self._every = 0, 0, False
 
     def hold(self, lock: Lock) -> None:
         """Use another lock; drop all decisions."""

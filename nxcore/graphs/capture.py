@@ -25,6 +25,7 @@ from nxcore.graphs.recorder import Lanes, Recorder, Ticket
 from nxcore.graphs.replay import Run, replay
 from nxcore.graphs.snapshot import Inside
 from nxcore.interop.internals import gradients
+from nxcore.session import default
 
 ROUNDS = 7
 """The number of pairs of a run and a replay, by which the speed is compared."""
@@ -150,7 +151,13 @@ class Capture:
     def _of_whole(
         self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder, run_once: Callable[[], Outcome]
     ) -> None:
-        """Record the second run. Its replay is compared with the first run, so no run is only compared."""
+        """Record the second run. Its replay is compared with the first run, so no run is only compared.
+
+        Where the first run has found pairs of forward and backward operators to measure, a run measures them.
+        """
+        if default().chooser.pairs.waiting:
+            with as_captured():
+                recorder.aside(run_once)
         record = functools.partial(self._record, module, held, recorder, contextlib.nullcontext, undone=True)
         try:
             self._recorded = record()

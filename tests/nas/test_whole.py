@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nxcore import nas
+from nxcore import nas, session
 from nxcore.context import PREFERENCE
 from nxcore.graphs import whole as of_graphs
 from nxcore.graphs.part import SETTLED
@@ -435,6 +435,20 @@ def test_torch_serves_the_calls_before_a_capture(monkeypatch):
     assert True not in seen[2:], "runs of the capture"
     assert nas.replays(patched)[""].startswith("replays")
     assert len(seen) > 3
+
+
+def test_pairs_that_wait_are_measured_in_a_run_before_the_recording(monkeypatch):
+    runs = []
+    for waiting in (0, 1):
+        plain, patched = fresh()
+        tape = taped(patched)
+        tape.seconds = lambda work: work() and 1.0  # no run is timed
+        seen = seen_before(patched, monkeypatch)
+        monkeypatch.setattr(session.default().chooser.pairs, "waiting", waiting)
+        agree(plain, patched, 2)
+        assert nas.replays(patched)[""].startswith("replays") or "no faster" in nas.replays(patched)[""]
+        runs.append(len(seen))
+    assert runs[1] == runs[0] + 1
 
 
 def test_kernels_serve_where_there_is_no_capture(monkeypatch):

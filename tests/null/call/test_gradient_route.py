@@ -222,6 +222,15 @@ def test_a_pair_that_torch_was_predicted_to_win_is_measured_too(joining):
     assert step(session, dense=True)
 
 
+def test_a_capture_knows_that_a_pair_waits_for_the_next_call():
+    session, _ = learning(0.9, 0.98, "measure")
+    waiting = []
+    for _ in range(3):
+        step(session)
+        waiting.append(session.chooser.pairs.waiting)
+    assert waiting == [1, 0, 0], "the first backward pass names the pair, and the next call measures it"
+
+
 def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch, tmp_path):
     monkeypatch.setattr(Recall, "make", lambda *_: "1")
     session, _ = learning(0.8, 0.98, cache=tmp_path)
