@@ -23,8 +23,15 @@ def test_speed_is_full_after_the_last_eleven_slow_steps():
     assert cold.full_speed_s(steps, 0.1) == 40, "its own group is slow on average"
     steps = [(float(i), 0.12 if i == 40 else 0.1) for i in range(60)]
     assert cold.full_speed_s(steps, 0.1) == 0, "one step may be slow by chance"
-    steps = [(float(i), 0.12 if i < 30 else 0.1) for i in range(60)]
-    assert (cold.full_speed_s(steps, 0.1), cold.full_speed_s(steps, 0.1, cold.NEAR)) == (0, 24)
+
+
+def test_a_second_is_near_full_speed_if_its_steps_are_on_average():
+    slow = [(2.0 + 0.12 * i, 0.12) for i in range(10)]
+    fast = [(slow[-1][0] + 0.1 * i, 0.1) for i in range(1, 60)]
+    assert cold.near_full_speed_s([(2.0, 2.0), *slow, *fast]) == pytest.approx(slow[4][0], abs=0.25)
+    fast[20] = (fast[20][0], 0.15)
+    assert cold.near_full_speed_s(fast) == 0, "one step is longer, by half a step in a second"
+    assert cold.near_full_speed_s([]) == 0
 
 
 def test_steps_of_learning_are_compared_with_unpatched_ones():
