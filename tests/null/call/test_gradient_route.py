@@ -222,11 +222,12 @@ def test_a_pair_that_torch_was_predicted_to_win_is_measured_too(joining):
     assert step(session, dense=True)
 
 
-def test_a_capture_knows_that_a_pair_waits_for_the_next_call():
-    session, _ = learning(0.9, 0.98, "measure")
+def test_a_capture_knows_that_a_pair_waits_for_the_next_call(joining):
+    session, _ = learning(0.7, 0.7, "measure")
+    joining(70, session.chooser.learner.clock)
     waiting = []
     for _ in range(3):
-        step(session)
+        step(session, dense=True)
         waiting.append(session.chooser.pairs.waiting)
     assert waiting == [1, 0, 0], "the first backward pass names the pair, and the next call measures it"
 
