@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).parents[1]
 IMAGES, RESULTS = ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
-SEARCH = RESULTS / "nvidia-h100" / "2026-11-26-search-cifar10-found.json"
+SEARCH = RESULTS / "nvidia-h200" / "2026-11-26-search-cifar10-50.json"
 RETRAINED = RESULTS / "nvidia-h200" / "2026-11-26-retrain.json"
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 300, 60, 170, 16, 46
