@@ -8,7 +8,8 @@ import torch
 from benchmarks import search_floor
 from tests.nas import darts
 
-RECORD = Path(__file__).parents[1] / "benchmarks/results/nvidia-h200/2026-11-26-search-step-whole.json"
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "benchmarks/results/nvidia-h200/2026-11-26-none-search-step.json"
 
 
 def test_multiply_adds_are_those_of_the_layers():
@@ -45,3 +46,11 @@ def test_each_kernel_of_a_record_is_of_a_group_that_takes_no_less_than_it_needs(
     assert abs(sum(k["ms"] for k in kernels) - sum(ms for _, ms, _, _ in rows)) < 1e-9
     ours = [k["kernel"] for k in kernels if search_floor.group(k["kernel"]) == "all else"]
     assert not [k for k in ours if any(word in k for word in ("conv2d_", "norm", "pool"))]
+
+
+def test_the_page_has_the_table_of_its_record(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["search_floor", str(RECORD)])
+    search_floor.main()
+    page = (ROOT / "docs/performance/search_step.md").read_text(encoding="utf-8")
+    assert RECORD.name in page
+    assert capsys.readouterr().out in page
