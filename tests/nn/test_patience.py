@@ -12,9 +12,10 @@ import torch
 import nxcore
 from nxcore.choose.learn.budget import Pace
 from nxcore.nn import patience, steps
-from nxcore.nn.blocks import TURNS
+from nxcore.nn.blocks import TURNS, Pair
+from nxcore.nn.marks import Wall
 from nxcore.nn.patience import Patience
-from nxcore.nn.trial import LOSS, Trial
+from nxcore.nn.trial import LOSS, Mode, Trial
 from nxcore.session import Session
 from tests.nn.stepping import Make, Net, light, make, over, session, train
 from tests.nn.test_served import torchs
@@ -219,3 +220,19 @@ def test_new_choices_are_waited_for_only_where_nothing_is_learnt() -> None:
             seen.append(found.over(now, lambda: False))
         assert seen == expected
         assert not found.look(patience.EARLY_S), "the choices are looked at a few times a second"
+
+
+def test_steps_with_modules_that_were_given_back_wait_for_their_share(make: Make, session: Session) -> None:
+    """They may be slower than plain ones, so none is within the seconds whose share is spent ahead."""
+    model = make(BatchNorm2d=(0.02, 0.01))
+    watch = over(model)
+    watch._patience.began = model.clock[0].now
+    clock = Wall(model.clock[0])
+    pair = Pair()
+    pair.begin("key", clock.mark())
+    model.clock[0].now += 0.04
+    assert watch._affords(model, Mode(), pair, clock)
+    assert not watch._affords(model, Mode(given=frozenset({"BatchNorm2d"})), pair, clock)
+    model.clock[0].now += 100 * 3 * 0.02
+    pair.steps[0].began = clock.mark() - 0.04
+    assert watch._affords(model, Mode(given=frozenset({"BatchNorm2d"})), pair, clock)
