@@ -198,13 +198,16 @@ turned = partial(rand, layout="transposed")
 # Products that blocks of several slices share: of whole tiles, and with an edge. A "huge" one has the terms
 # to go around all stages of shared memory, which takes an emulator too long.
 SLICED = (
-    Sample("eight_slices", (rand(64, 256), rand(256, 64))),
+    Sample("eight_slices", (turned(64, 256), turned(256, 64))),
     Sample("eight_slices_at_an_edge", (turned(260, 132), turned(132, 260))),
+    Sample("eight_broad_slices", (rand(64, 256), rand(256, 64))),
+    Sample("eight_broad_slices_at_an_edge", (rand(260, 132), rand(132, 260))),
     Sample("two_slices", (rand(64, 32), rand(32, 512))),
     Sample("two_slices_at_an_edge", (turned(516, 36), rand(36, 516))),
     Sample("four_slices", (rand(64, 64), rand(64, 256))),
     Sample("four_slices_at_an_edge", (turned(68, 64), turned(64, 1028))),
-    Sample("eight_slices_around", (rand(384, 384), rand(384, 384)), tags=frozenset({"huge"})),
+    Sample("eight_slices_around", (turned(384, 384), turned(384, 384)), tags=frozenset({"huge"})),
+    Sample("eight_broad_slices_around", (rand(384, 384), rand(384, 384)), tags=frozenset({"huge"})),
     Sample("two_slices_around", (rand(384, 256), rand(256, 768)), tags=frozenset({"huge"})),
     Sample("four_slices_around", (rand(768, 256), rand(256, 768)), tags=frozenset({"huge"})),
     Sample("sixteen_warps", (rand(1024, 256), rand(256, 3200)), tags=frozenset({"huge"})),

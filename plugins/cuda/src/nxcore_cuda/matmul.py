@@ -19,6 +19,7 @@ from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
 from nxcore_cuda.matmul_tiles import (
     AHEAD,
     ALONE_AND_EACH,
+    BROAD,
     DEEP,
     DUET,
     FILL,
@@ -46,6 +47,7 @@ from nxcore_cuda.matmul_way import FOUR, Way
 __all__ = [
     "AHEAD",
     "ALONE_AND_EACH",
+    "BROAD",
     "DEEP",
     "DUET",
     "FILL",
@@ -114,13 +116,12 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
             *(p.rows, p.columns, p.terms, span, across, int(whole)),
             *(*dims(p.batch), *steps(p.a_batch), *steps(p.b_batch), *steps(p.out_batch)),
         )
-        tile = chosen if a.vectors and b.vectors else chosen.unfed()
         return Launch(
-            tile.instance(a, b),
+            chosen.instance(a, b),
             device,
             (down * across, parts, count),
-            tile.threads,
-            shared=tile.shared,
+            chosen.threads,
+            shared=chosen.shared,
             pointers=5,
             layout=f"6q6i{DIMS}{3 * STRIDES}",
             values=values,
@@ -172,9 +173,15 @@ def branch(problem: Problem) -> tuple[int, int, int, int, bool]:
 
 
 PROOFS = {
-    OCTET: ("eight_slices", "eight_slices_around", "eight_slices_at_an_edge"),
-    DUET: ("two_slices", "two_slices_around", "two_slices_at_an_edge"),
-    QUARTET: ("four_slices", "four_slices_around", "four_slices_at_an_edge"),
+    **{
+        tile: (name, f"{name}_around", f"{name}_at_an_edge")
+        for tile, name in (
+            (OCTET, "eight_slices"),
+            (BROAD, "eight_broad_slices"),
+            (DUET, "two_slices"),
+            (QUARTET, "four_slices"),
+        )
+    },
     LEGION: ("sixteen_warps",),
 }
 """The samples that have a tile, by names; the last of three has bounds to check."""

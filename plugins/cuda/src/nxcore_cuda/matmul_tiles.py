@@ -73,10 +73,6 @@ class Tile:
         stages = self.stages * self.depth * (self.tall + self.wide + 2 * FOUR)
         return 4 * max(stages, (self.slices - 1) * self.tall * self.wide)
 
-    def unfed(self) -> Tile:
-        """Return the tile all of whose warps load and multiply, with the same sums."""
-        return self
-
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.depth, self.slices)
@@ -104,8 +100,6 @@ class Slices(Tile):
         else they are sent one number after another.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
-    feeders : int
-        Warps that load what the others multiply, where both operands have vectors; 0: all warps do both.
     """
 
     by_line: bool = False
@@ -116,12 +110,6 @@ class Slices(Tile):
     pieces: int = 1
     held: bool = False
     whole: bool = False
-    feeders: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return super().threads + 32 * self.feeders
 
     @property
     def run(self) -> int:
@@ -134,10 +122,6 @@ class Slices(Tile):
         stages = self.stages * self.run * (self.tall + self.wide + 2 * FOUR)
         return 4 * self.slices * max(stages, self.tall * self.wide)
 
-    def unfed(self) -> Tile:
-        """Return the tile all of whose warps load and multiply, with the same sums."""
-        return replace(self, feeders=0)
-
     def for_product(self, product: Product) -> Self:
         """Return the tile that checks no bound where a product needs no check."""
         p = product
@@ -147,9 +131,6 @@ class Slices(Tile):
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
-        if self.feeders:
-            fed = (self.stages, self.feeders, a.inner, b.inner, self.whole)
-            return Instance("matmul_fed", (*sizes, *fed), threads=self.threads, blocks=self.resident)
         shared = (self.team, self.stages, self.turn, self.pieces, self.held)
         arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole)
         return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
@@ -165,6 +146,7 @@ PAIR = Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order
 DEEP = replace(LEAST, straight=True, stages=4)
 AHEAD = replace(STRAIGHT, stages=4)
 OCTET = Slices(64, 32, 8, 8, 128, 8, team=8, turn=2, pieces=7)
+BROAD = replace(OCTET, tall=32, wide=64, pieces=4)
 DUET = Slices(64, 128, 8, 8, 32, 2, team=2, turn=2, resident=2)
 QUARTET = Slices(64, 128, 8, 8, 64, 4, team=4, turn=2, pieces=3)
 LEGION = Slices(256, 128, 8, 8, 16, 1, held=True)
@@ -246,6 +228,7 @@ class Times:
 
 TEAMS = {
     OCTET: Times(6.7, 6.3, 0.5, 0.0, 25.0, once=True),
+    BROAD: Times(6.7, 6.3, 0.5, 0.0, 25.0, once=True),
     DUET: Times(7.5, 4.8, 0.24, 3.0, 54.0),
     QUARTET: Times(6.7, 5.0, 0.31, 0.0, 33.0),
     LEGION: Times(13.3, 5.0, 0.10, 0.0, 0.0, whole=True),
