@@ -40,7 +40,7 @@ PHASES = (
     ("nxcore/store/", "", "store"),
     ("nxcore/graphs/capture.py", "_tried", "trial"),
     ("nxcore/graphs/capture.py", "_record", "recording"),
-    ("nxcore/graphs/capture.py", "_check", "check"),
+    ("nxcore/graphs/outcome.py", "check", "check"),
     ("nxcore/graphs/capture.py", "_compared", "comparison"),
     ("nxcore/graphs/capture.py", "_replayed", "replay"),
     ("nxcore/graphs/capture.py", "__init__", "capture"),

@@ -9,7 +9,6 @@ import statistics
 import weakref
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from nxcore.context import as_captured
@@ -18,13 +17,13 @@ from nxcore.graphs.branches import LANES, gradients_of_several_streams
 from nxcore.graphs.buffers import aliased, buffer, untouched
 from nxcore.graphs.dice import without_dice
 from nxcore.graphs.late import Late, late
+from nxcore.graphs.outcome import ROUGH, Outcome, check, differentiated, wave
 from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorded import Recorded
 from nxcore.graphs.recorder import Lanes, Recorder, Ticket
 from nxcore.graphs.replay import Run, replay
 from nxcore.graphs.snapshot import Inside
-from nxcore.interop.internals import gradients
 from nxcore.session import default
 
 ROUNDS = 7
@@ -37,15 +36,10 @@ BOTH, ALONE = 3.0, 2.0
 """The time of a call and its backward pass, relative to that of the call; how many replays of both the call
 alone must take, so that no run has to be timed."""
 
-AGREES = 1e-2
-"""The allowed relative difference of gradients, since runs may add in another order."""
-
 PAYS, MEMORY = 1.03, 1.5
 """How much faster than one stream several must be, and how many times the memory they may keep."""
 
 Block = Callable[[], contextlib.AbstractContextManager[Late | None]]
-Outcome = tuple[Tensor, Sequence[Tensor | None]]
-"""A result and its gradients."""
 
 
 class Capture:
@@ -62,6 +56,8 @@ class Capture:
         parts do their bookkeeping by themselves, as in any larger capture. A replay of it can be undone.
     least_s : float, optional
         Seconds that a run takes at least, forward and backward.
+    torchs : Tensor, optional
+        Torch's own result of the call, with which that of a run is compared.
 
     Attributes
     ----------
@@ -87,6 +83,7 @@ class Capture:
         recorder: Recorder,
         names: Sequence[Held] | None = None,
         least_s: float = 0.0,
+        torchs: Tensor | None = None,
     ) -> None:
         self.run, self.inside, self.lock = run, Inside(module, names or ()), recorder.lock
         self._begun, self._needs = False, tuple(self.inside.mode[1])
@@ -100,6 +97,8 @@ class Capture:
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
             ran, grad = self._tried(module, held, recorder)
+            if torchs is not None:
+                check("torch's own result", (torchs, ()), (ran[0], ()), ROUGH)
             run_once = functools.partial(self._run, module, held, grad)
             # As calls do it, with the copies of inputs and results.
             replay_once = functools.partial(self._replayed, module, fresh, grad)
@@ -109,7 +108,7 @@ class Capture:
                 if [t._version for t in held] != before:
                     raise CaptureError("it writes into its arguments or parameters")
                 self._of_whole(module, held, recorder, run_once)
-                _check("a replay after a run", recorder.aside(replay_once), ran)
+                check("a replay after a run", recorder.aside(replay_once), ran)
             self.ran_ms, self.replayed_ms = self._times(recorder, run_once, replay_once, 1e3 * least_s)
             self.gain = self.ran_ms / self.replayed_ms
             if self.gain > 1 and not self.how and names is None and (lanes := recorder.lanes()) is not None:
@@ -121,9 +120,9 @@ class Capture:
         with as_captured():
             out = without_dice(recorder, lambda: recorder.aside(call))
         check_leaves([out], held)
-        grad = _wave(out)
+        grad = wave(out)
         with as_captured():
-            return recorder.aside(functools.partial(_differentiated, out, held, grad)), grad
+            return recorder.aside(functools.partial(differentiated, out, held, grad)), grad
 
     def _of_part(
         self,
@@ -137,16 +136,16 @@ class Capture:
         """Record with the bookkeeping together, which is another way to run than before; else one by one."""
         try:
             with late(module), as_captured():  # kernels of the capture are chosen here
-                _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
+                check("a run with its bookkeeping together", recorder.aside(run_once), ran)
             self._recorded = self._record(module, held, recorder, functools.partial(late, module))
-            _check("a replay after two runs", recorder.aside(replay_once), ran)
+            check("a replay after two runs", recorder.aside(replay_once), ran)
         except Exception as error:  # what fails together may not fail one by one
             for _ in range(2):  # some calls alternate
                 with as_captured():
-                    _check("a second run", recorder.aside(run_once), ran)
+                    check("a second run", recorder.aside(run_once), ran)
             self.how = f"; bookkeeping one by one: {type(error).__name__}: {error}"
             self._recorded = self._record(module, held, recorder, contextlib.nullcontext)
-            _check("a replay after two runs", recorder.aside(replay_once), ran)
+            check("a replay after two runs", recorder.aside(replay_once), ran)
 
     def _of_whole(
         self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder, run_once: Callable[[], Outcome]
@@ -264,13 +263,13 @@ class Capture:
 
     def _run(self, module: nn.Module, held: Sequence[Tensor], grad: Tensor) -> Outcome:
         """Run the call and its backward pass; return the result and the gradients."""
-        return _differentiated(self._returned(module, held[: self.count]), held, grad)
+        return differentiated(self._returned(module, held[: self.count]), held, grad)
 
     def _replayed(self, module: nn.Module, fresh: Sequence[Tensor], grad: Tensor) -> Outcome:
         """Do the same with replays."""
         with self.lock:  # not in the backward pass, which autograd runs in another thread
             out = replay(self, module, *fresh)
-        return _differentiated(out, fresh, grad)
+        return differentiated(out, fresh, grad)
 
     def _record(
         self,
@@ -325,7 +324,7 @@ class Capture:
             LANES.reset(token)
         self._recorded = other
         try:
-            _check("a replay with operations side by side", recorder.aside(replay_once), ran)
+            check("a replay with operations side by side", recorder.aside(replay_once), ran)
         except CaptureError as error:
             self._recorded, self.how = one, f"; on one stream: {error}"
             return
@@ -356,43 +355,6 @@ def _compared(recorder: Recorder, *works: Callable[[], object]) -> list[float]:
         if all(first > clear * second for first, second in times):
             break
     return [1e3 * statistics.median(t) for t in zip(*times, strict=True)]
-
-
-def _differentiated(out: Tensor, held: Sequence[Tensor], grad: Tensor) -> Outcome:
-    """Return a result and its gradients."""
-    wanted = [t for t in held if t.requires_grad]
-    return out.detach(), gradients([out], wanted, [grad])
-
-
-def _wave(out: Tensor) -> Tensor:
-    """Return a gradient for ``out``: neither constant, as that of a norm would be 0, nor random."""
-    wave = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype)
-    return torch.empty_like(out, requires_grad=False).copy_(wave.view(out.shape))
-
-
-def _check(what: str, found: Outcome, ran: Outcome) -> None:
-    """Compare an outcome with that of a run with the same values."""
-    off = [_off([found[0]], [ran[0]]), _off(found[1], ran[1])]
-    if not max(off) <= AGREES:
-        raise CaptureError(
-            f"{what} differs from the first, by {off[0]:.2g} of the result and {off[1]:.2g} of the gradients"
-        )
-
-
-def _off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> float:
-    """Return the relative norm of all differences; nan if a tensor is missing."""
-    if [f is None for f in found] != [w is None for w in wanted]:
-        return math.nan
-    pairs = [
-        (f.double(), w.double())
-        for f, w in zip(found, wanted, strict=True)
-        if f is not None and w is not None
-    ]
-    if not pairs:
-        return 0.0
-    norms = torch._foreach_norm([*(f - w for f, w in pairs), *(w for _, w in pairs)])
-    off, size = torch.stack(norms).view(2, -1).norm(dim=1).tolist()  # the host waits once
-    return float(off / (size or 1.0))
 
 
 def _no_ticket() -> None:

@@ -15,6 +15,7 @@ from nxcore.graphs.part import Part
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.replay import Run
+from nxcore.interop.internals import any_autocast
 
 ROOM = 0.25
 """The free memory that a backward pass may need, relative to what its forward pass has allocated."""
@@ -53,6 +54,7 @@ class Whole(Part):
     ) -> None:
         super().__init__(run, record)
         self._reads, self.called, self._roomy = reads, False, True
+        self._torchs: Tensor | None = None  # the result of a call that torch served, until a capture of it
         self.classes: list[type[nn.Module]] = []
 
     def __deepcopy__(self, memo: Any) -> Whole:
@@ -97,6 +99,7 @@ class Whole(Part):
         The capture computes by other kernels, so what is chosen and verified here would serve a few calls.
         Torch needs more memory, so kernels serve where it has little.
         """
+        self._torchs = None  # of other values
         met, _ = self._met.get(key, (0, 0))
         device = tensors[0].device
         waits = met < self.settled and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
@@ -108,6 +111,7 @@ class Whole(Part):
             with in_force(later=True):
                 found = super()._ran(key, module, tensors)
             if _fits(device, before):
+                self._torchs = found.detach() if _exact(found) else None
                 return found
         except torch.OutOfMemoryError:
             pass
@@ -135,7 +139,15 @@ class Whole(Part):
     def _made_of(
         self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
     ) -> Capture:
-        return Capture(self.run, module, tensors, recorder, self._reads(module), ran_s)
+        torchs, self._torchs = self._torchs, None
+        return Capture(self.run, module, tensors, recorder, self._reads(module), ran_s, torchs)
+
+
+def _exact(result: Any) -> bool:
+    """Return whether other kernels give the same result but for roundings of float32."""
+    return (
+        isinstance(result, Tensor) and result.dtype in (torch.float32, torch.float64) and not any_autocast()
+    )
 
 
 def _allocated(device: torch.device) -> int:

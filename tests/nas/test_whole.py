@@ -13,13 +13,14 @@ from torch.nn import functional
 from nxcore import nas, session
 from nxcore.context import PREFERENCE
 from nxcore.graphs import whole as of_graphs
-from nxcore.graphs.part import SETTLED
+from nxcore.graphs.part import MET, SETTLED
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
 from nxcore.nn import steps
 from nxcore.nn.groups import Groups
 from tests.nas import darts
 from tests.nas.test_replays import agree, taped
+from tests.nas.test_replays import step as darts_step
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
 
@@ -449,6 +450,40 @@ def test_pairs_that_wait_are_measured_in_a_run_before_the_recording(monkeypatch)
         assert nas.replays(patched)[""].startswith("replays") or "no faster" in nas.replays(patched)[""]
         runs.append(len(seen))
     assert runs[1] == runs[0] + 1
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.01, True), (0.5, False)])
+def test_a_run_of_a_capture_is_compared_with_torchs_own_result(share, kept, monkeypatch):
+    _, patched = fresh()
+    taped(patched)
+    seen = seen_before(patched, monkeypatch)
+    run = vars(patched)[PART].run
+    whole_run = type(run).__call__
+
+    class Wrong(type(run)):
+        def __call__(self, module, *tensors):
+            found = whole_run(self, module, *tensors)
+            return found if seen[-1] else found + share * found.detach()  # by kernels alone
+
+    monkeypatch.setattr(run, "__class__", Wrong)
+    x, logits = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
+    for _ in range(2):
+        darts_step(patched, x, logits)
+    state = nas.replays(patched)[""]
+    assert state.startswith("replays") == kept, state
+    assert kept or "torch's own result differs from the first, by 0.33 of the result" in state
+
+
+def test_torchs_own_result_counts_for_its_own_call_alone(monkeypatch):
+    _, patched = fresh()
+    taped(patched)
+    part, waiting = vars(patched)[PART], [True]
+    monkeypatch.setattr(type(session.default()), "learning", property(lambda _: waiting[0]))
+    for n in range(MET):
+        waiting[0] = n < 5
+        darts_step(patched, torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double())
+        assert (part._torchs is None) == (n > 1)
+    assert part.captured
 
 
 def test_kernels_serve_where_there_is_no_capture(monkeypatch):

@@ -13,7 +13,8 @@ from nxcore.context import REGIME, as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs import part
 from nxcore.graphs.branches import gradients_of_several_streams
-from nxcore.graphs.capture import CLEAR, ROUNDS, Capture, _compared, _off
+from nxcore.graphs.capture import CLEAR, ROUNDS, Capture, _compared
+from nxcore.graphs.outcome import off
 from nxcore.graphs.part import MET, SETTLED, Part
 from tests.nn.tape import Tape
 
@@ -112,11 +113,11 @@ def test_a_recording_that_fails_is_repeated_after_another_run():
 def test_differences_are_relative_to_all_that_was_wanted():
     wanted = [torch.tensor([3.0, 4.0]), None, torch.tensor([[12.0]])]
     found = [torch.tensor([3.0, 4.0]), None, torch.tensor([[12.5]])]
-    assert _off(found, wanted) == pytest.approx(0.5 / 13)
-    assert _off([None], [None]) == 0
-    assert _off([torch.ones(1)], [torch.zeros(1)]) == 1
+    assert off(found, wanted) == pytest.approx(0.5 / 13)
+    assert off([None], [None]) == 0
+    assert off([torch.ones(1)], [torch.zeros(1)]) == 1
     for found in ([torch.tensor([float("nan")])], [None]):
-        assert not _off(found, [torch.ones(1)]) <= 1
+        assert not off(found, [torch.ones(1)]) <= 1
 
 
 class Undecided:
