@@ -438,6 +438,7 @@ def test_torch_serves_the_calls_before_a_capture(monkeypatch):
     assert len(seen) > 3
 
 
+@pytest.mark.slow
 def test_pairs_that_wait_are_measured_in_a_run_before_the_recording(monkeypatch):
     runs = []
     for waiting in (0, 1):
@@ -452,6 +453,7 @@ def test_pairs_that_wait_are_measured_in_a_run_before_the_recording(monkeypatch)
     assert runs[1] == runs[0] + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "kept"), [(0.01, True), (0.5, False)])
 def test_a_run_of_a_capture_is_compared_with_torchs_own_result(share, kept, monkeypatch):
     _, patched = fresh()
@@ -474,6 +476,7 @@ def test_a_run_of_a_capture_is_compared_with_torchs_own_result(share, kept, monk
     assert kept or "torch's own result differs from the first, by 0.33 of the result" in state
 
 
+@pytest.mark.slow
 def test_torchs_own_result_counts_for_its_own_call_alone(monkeypatch):
     _, patched = fresh()
     taped(patched)
@@ -493,6 +496,7 @@ def test_kernels_serve_where_there_is_no_capture(monkeypatch):
     assert seen == [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", ["forward", "backward"])
 def test_kernels_serve_the_call_for_which_torch_has_no_memory(full, monkeypatch):
     plain, patched = fresh()
