@@ -113,7 +113,7 @@ class Pairs:
     def __init__(self, recall: Recall, lock: Lock) -> None:
         self.recall, self.wisdom, self.lock = recall, recall.wisdom, lock
         self._found: OrderedDict[Key, tuple[str, Decision]] = OrderedDict()
-        self._latest: dict[Problem, Key] = {}
+        self._latest: dict[Problem, Key] = {}  # of the call, and of the operator that runs in its place
         self._lock = threading.Lock()
         self.made, self.waiting, self._every = 0, 0, False
 
@@ -165,7 +165,10 @@ class Pairs:
         return page if page and dict(page.makes) == self._makes(pair) else None
 
     def of(self, problem: Problem) -> Decision | None:
-        """Return the newest decision on a differentiable call; None if there is none in this process."""
+        """Return the newest decision on a differentiable call; None if there is none in this process.
+
+        ``problem`` is the call's, or that of the operator that runs in its place where gradients are needed.
+        """
         with self._lock:
             key = self._latest.get(problem)
             return None if key is None else self._found[key][1]
@@ -239,11 +242,10 @@ class Pairs:
             self.made += 1
             self._found[pair.key] = pair.label, decision
             self._found.move_to_end(pair.key)
-            self._latest[pair.problem] = pair.key
+            self._latest |= dict.fromkeys((pair.problem, pair.forward[0]), pair.key)
             if len(self._found) > PAIRS:
                 oldest, _ = self._found.popitem(last=False)
-                if self._latest.get(oldest[0]) == oldest:
-                    del self._latest[oldest[0]]
+                self._latest = {p: key for p, key in self._latest.items() if key != oldest}
 
     def _makes(self, pair: Pair) -> dict[str, str]:
         """Return ``operator: label`` -> identity of both kernels; empty where changes can't be detected."""

@@ -6,11 +6,12 @@ import inspect
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
 
+from nxcore.choose.pairs import TORCH
 from nxcore.context import in_force
 from nxcore.measure.timing import duration
 from nxcore.nn import steps
@@ -217,6 +218,7 @@ def _row(
     rows = list(
         survey.bridged([survey.row_of(p, n, survey.known(session, p)) for p, n in met.items()], session)
     )
+    rows = _together(session, seen, rows)
     states = {row.state for row in rows}
     order: tuple[survey.State, ...] = ("kernel", "learning", "unknown", "torch")
     state = next(s for s in order if s in states)
@@ -225,6 +227,25 @@ def _row(
     timed = state == "kernel" and all(row.us is not None and row.torch_us is not None for row in chosen)
     saved = sum(row.calls * row.saved_us for row in chosen) / len(seen.calls[name]) if timed else None
     return Row(name, module, state, kernels, chosen[0].reason, saved, watched=watched)
+
+
+def _together(session: Session, seen: Seen, rows: list[survey.Served]) -> list[survey.Served]:
+    """Return rows, those of a call and its gradient by what both take together, where that was measured."""
+    found = {row.problem: row for row in rows}
+    for problem, gradient in seen.gradients.items():
+        decision = session.chooser.pairs.of(problem)
+        if decision is None or problem not in found or gradient not in found:
+            continue
+        timed = {c.label: c.timing.median_us for c in decision.candidates if c.timing}
+        torchs, both = timed.get(TORCH), timed.get(decision.chosen)
+        for half in (problem, gradient):
+            reason = f"with its gradient: {decision.reason}"
+            if decision.chosen == TORCH:
+                found[half] = replace(found[half], state="torch", chosen=TORCH, reason=reason, saved_us=0.0)
+            elif torchs is not None and both is not None and found[half].state == "kernel":
+                saved = torchs - both if half is problem else 0.0
+                found[half] = replace(found[half], reason=reason, saved_us=saved)
+    return list(found.values())
 
 
 def _cells(row: Row) -> tuple[str, ...]:

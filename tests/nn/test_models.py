@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import nxcore
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
+from nxcore.measure.decision import Candidate, Decision
+from nxcore.measure.timing import Timing
 from nxcore.nn import exchange, sequential, steps
 from nxcore.nn.served import IDLES
 from tests.nn.test_survey import X, network, session
@@ -46,10 +48,32 @@ def test_each_module_has_its_kernel_its_reason_and_what_it_saves() -> None:
     assert rows(found)["1"].saved_us is None
     assert all(p.grad is not None for p in model.parameters())
     text = str(found)
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(len(line) for line in text.splitlines() if " modules: " not in line) <= 80  # in full below
     assert text.splitlines()[0].split() == ["module", "class", "served", "by", "saved", "watch", "why"]
     assert "4 modules can run nxcore's operators, 1 are torch's own" in text
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["kernels"] == ["fake"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "state", "saved"), [("torch", "torch", None), ("fake + fake", "kernel", 20)]
+)
+def test_a_call_and_its_gradient_are_told_by_what_both_take(
+    chosen, state, saved, session, monkeypatch
+) -> None:
+    """The forward kernel is a millisecond faster than torch's, and both ways together are what is run."""
+    model = network()
+    nxcore.accelerate(model)
+    with nxcore.policy("measure"):
+        model(X).sum().backward()
+        model(X).sum().backward()
+    timings = {label: Timing([us] * 9, [us] * 9) for label, us in (("torch", 120.0), ("fake + fake", 100.0))}
+    candidates = [Candidate(label, label, graph_safe=True, timing=t) for label, t in timings.items()]
+    decision = Decision(chosen, "measured", "120 us against 100", tuple(candidates))
+    pairs = session.chooser.pairs
+    monkeypatch.setattr(pairs, "of", lambda p: decision if p.op == "depthwise_conv2d" else None)
+    found = rows(nxcore.explain(model, X))["0"]
+    assert (found.state, found.saved_us) == (state, saved)
+    assert found.reason == "with its gradient: 120 us against 100"
 
 
 @pytest.mark.usefixtures("session")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 
 from nxcore.choose import pairs
 from nxcore.choose.learn.watch import Watch
+from nxcore.choose.pairs import Pair
+from nxcore.measure.decision import Decision
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import moved
 from tests.null import fakes
@@ -71,3 +73,16 @@ def test_the_calls_of_a_race_are_not_watched(joining, monkeypatch):
     assert raced == [0]
     assert inspected, "the program's own calls are"
     assert watches.asides == 0
+
+
+def test_a_decision_is_found_by_the_operator_that_runs_too(monkeypatch):
+    """A pool with a gradient runs another operator than without."""
+    monkeypatch.setattr(pairs, "PAIRS", 1)
+    found, decision = learning(0.7, 0.7)[0].chooser.pairs, Decision("torch", "measured", "")
+    called, inner = of("cpu"), of("cuda")
+    choice = SimpleNamespace(decision=decision)
+    found._hold(Pair(called, (True,), (inner, choice), (inner, choice)), decision)
+    assert found.of(called) is found.of(inner) is decision
+    found._hold(Pair(called, (False,), (called, choice), (called, choice)), decision)
+    assert found.of(inner) is None, "the oldest was dropped"
+    assert found.of(called) is decision
