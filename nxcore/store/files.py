@@ -28,7 +28,7 @@ USUAL = 1 << 15
 """The buffer size for reading, in bytes: most documents are smaller."""
 
 MISSING_S = 1.0
-"""Seconds for which a folder that isn't there counts as such: a new process asks for many documents."""
+"""Seconds for which a missing folder counts as such: a new process reads hundreds of documents."""
 
 BEGINNING = '{"key": '
 """The beginning of a file."""
