@@ -1,6 +1,8 @@
 """matmul_backward: the gradients of matmul, two products.
 
-grad_a = grad @ b^T;  grad_b = a^T @ grad, each summed over the batches that it was repeated in
+    grad_a = grad @ b^T;  grad_b = a^T @ grad, each summed over the batches that it was repeated in
+
+Each product has a problem of its own, and so a kernel's tile.
 """
 
 from __future__ import annotations
