@@ -427,6 +427,7 @@ def fresh():
     return plain, patched
 
 
+@pytest.mark.slow
 def test_torch_serves_the_calls_before_a_capture(monkeypatch):
     plain, patched = fresh()
     taped(patched)
