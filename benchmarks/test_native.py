@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +13,9 @@ import torch
 from benchmarks.native import Row, beside, rows, scaling
 from benchmarks.stages import gathered
 from nxcore.interop import native
+from nxcore.registry.discovery import discover
+from nxcore.session import Session
+from nxcore.settings import Settings
 
 SLACK = 1.5
 """Hosts differ, and others may use this one."""
@@ -20,6 +25,9 @@ ON_A_GPU = ("softmax_sum of 8 beside the loop",)
 
 TENSOR_US = 0.1
 """The budget of a further tensor of a hit."""
+
+NEW_SHAPES, HITS = 1000, 2.0
+"""New shapes of a round, and the budget of one beyond torch's own call, in hits."""
 
 if native.found().extension is None:
     pytest.skip(f"nxcore-native: {native.found().detail}", allow_module_level=True)
@@ -43,10 +51,6 @@ def test_small_calls_and_gradients_cost_what_torchs_own_do(record_property: Any)
 
 
 def test_a_hit_costs_less_than_pythons(record_property: Any) -> None:
-    from nxcore.registry.discovery import discover
-    from nxcore.session import Session
-    from nxcore.settings import Settings
-
     x, found = torch.randn(8), discover(found=())
     calls = []
     for wanted in (True, False):
@@ -70,6 +74,32 @@ def test_a_further_tensor_costs_a_tenth_of_a_microsecond(record_property: Any) -
     record_property("a further tensor", each)
     print(f"\na hit of 2 tensors: {row.torch_us:.2f} us, of 17: {row.ours_us:.2f}, {each:.3f} each")
     assert each < SLACK * TENSOR_US
+
+
+def test_a_new_shape_costs_two_hits_and_torchs_own_call(record_property: Any) -> None:
+    op = Session(Settings(), discover(found=())).op("add")
+    reference, xs = op.spec.reference, [torch.empty(n, 1) for n in range(1, NEW_SHAPES + 1)]
+
+    def us(call: Callable[[torch.Tensor], Any]) -> float:
+        began = time.thread_time_ns()
+        for x in xs:
+            call(x)
+        return (time.thread_time_ns() - began) / NEW_SHAPES * 1e-3
+
+    costs, hits = [], []
+    for _ in range(30):
+        op.forget()
+        op(xs[0], xs[0])  # Python checks the first call of a kind
+        costs.append((us(lambda x: op(x, x)), us(lambda x: reference(x, x, 1, None))))
+        assert not op.plans
+        op.replan(op.key(xs[0], xs[0], 1, None), lambda *args: args[0])
+        op(xs[0], xs[0])
+        hits.append(us(lambda _: op(xs[0], xs[0])))
+    ours, torchs = (min(times) for times in zip(*costs, strict=True))
+    ratio = (ours - torchs) / min(hits)
+    record_property("a new shape", ratio)
+    print(f"\na new shape: {ours:.2f} us, torch's own {torchs:.2f}: {ratio:.1f} hits more, budget {HITS}")
+    assert ratio < SLACK * HITS
 
 
 @pytest.mark.parametrize("size", [1024, 16_384])
