@@ -17,8 +17,8 @@ from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.replay import Run
 from nxcore.interop.internals import any_autocast
 
-ROOM = 0.25
-"""The free memory that a backward pass may need, relative to what its forward pass has allocated."""
+ROOM = 1.0
+"""The free memory that a backward pass and a capture beside it may need, relative to what a forward pass took."""
 
 
 class Whole(Part):
@@ -155,7 +155,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def _fits(device: torch.device, before: int) -> bool:
-    """Return whether there is memory for the backward pass of a call before which so much was allocated."""
+    """Return whether there is memory for what follows a call before which so much was allocated."""
     if device.type != "cuda":
         return True
     now = torch.cuda.memory_allocated(device)
