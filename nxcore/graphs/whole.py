@@ -18,7 +18,7 @@ from nxcore.graphs.replay import Run
 from nxcore.interop.internals import any_autocast
 
 ROOM = 1.0
-"""The free memory that a backward pass and a capture beside it may need, relative to what a forward pass took."""
+"""The free memory that a backward pass and a capture may need, relative to what a forward pass took."""
 
 
 class Whole(Part):
