@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from nxcore.choose.tuner import Tuner
+from nxcore.interop import native
 from nxcore.registry import made
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
@@ -79,6 +80,8 @@ def main() -> int:
         os.dup2(2, 1)  # what toolkits print is no answer
         os.nice(NICE)
         settings = Settings.from_environment()
+        if settings.native:
+            native.found()  # verdicts of one path of calls don't count on the other
         registry = installed(settings)
         gate = Gate(registry, Store(settings.cache))
         gate.quarantine.work_for(os.getppid())

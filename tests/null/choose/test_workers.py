@@ -19,6 +19,7 @@ from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, uncompiled
 from nxcore.choose.learn.learner import BESIDE
 from nxcore.choose.workers import Answer, Workers
+from nxcore.interop import native
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
 from nxcore.spec.problem import Problem
@@ -305,6 +306,25 @@ while nxcore.session.default().learning:
 found = nxcore.explain("softmax_sum", xs, logits, decide=False).decision
 print([c.refusal for c in found.candidates if c.label == "numba"], flush=True)
 """
+
+
+REPEATS = """
+from nxcore.choose import worker
+from nxcore.spec.launched import repeats
+
+worker.done = lambda tuner, task: f"repeats: {repeats()}"
+worker.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_workers_plans_take_the_programs_path(tmp_path):
+    """Or their verdicts would not count in the program, which would compile again what they compiled."""
+    there = native.found().extension is not None
+    for wanted, expected in (("1", there), ("0", False)):
+        env = os.environ | {"NXCORE_NATIVE": wanted, "NXCORE_CACHE": str(tmp_path), "NXCORE_BACKENDS": ""}
+        ((_, answer),) = asked(Workers((sys.executable, "-c", REPEATS), env, 1), "any")
+        assert answer.why == f"repeats: {expected}"
 
 
 @pytest.mark.slow
