@@ -227,8 +227,8 @@ class Times:
 
 
 TEAMS = {
-    OCTET: Times(6.7, 6.3, 0.5, 0.0, 25.0, once=True),
-    BROAD: Times(6.7, 6.3, 0.5, 0.0, 25.0, once=True),
+    OCTET: Times(6.7, 5.6, 0.5, 0.0, 25.0, once=True),
+    BROAD: Times(6.7, 5.6, 0.5, 0.0, 25.0, once=True),
     DUET: Times(7.5, 4.8, 0.24, 3.0, 54.0),
     QUARTET: Times(6.7, 5.0, 0.31, 0.0, 33.0),
     LEGION: Times(13.3, 5.0, 0.10, 0.0, 0.0, whole=True),
@@ -290,7 +290,8 @@ def choose(product: Product, most: int = SHARED) -> Tile:
         Bytes of shared memory that a block may have. On devices with less than the largest of ``TEAMS``
         needs, blocks share a product otherwise, so that some sums have another order.
     """
-    return of_teams(product, most) or in_one_round(product) or of_least_cost(product)
+    found = of_teams(product, most) or in_one_round(product) or sent_one_by_one(product)
+    return found or of_least_cost(product)
 
 
 def of_teams(product: Product, most: int = SHARED) -> Slices | None:
@@ -340,6 +341,16 @@ def in_one_round(product: Product) -> Tile | None:
     if tiles >= FILL // 2 and parts >= AHEAD_PARTS and p.terms <= AHEAD_TERMS * parts and not b.inner:
         return replace(AHEAD, parts=parts)
     return None
+
+
+def sent_one_by_one(product: Product) -> Tile | None:
+    """Return ``DEEP`` for few terms of operands without vectors: where it was ahead, at 127 and at 511."""
+    p = product
+    tiles = math.prod(p.batch) * -(-p.rows // DEEP.tall) * -(-p.columns // DEEP.wide)
+    vectors = all(way.vectors for way in Way.both(product))
+    measured = tiles * DEEP.tall * DEEP.wide * p.terms >= LEAST_OF_TEAMS
+    few = p.terms < FILL or (p.terms <= DEEP_TERMS[1] and tiles >= FILL // 2)
+    return DEEP if few and measured and tiles <= FILL and not vectors else None
 
 
 def of_least_cost(product: Product) -> Tile:
