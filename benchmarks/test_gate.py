@@ -19,8 +19,8 @@ from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 from nxcore.spec.spec import OpSpec
 from nxcore.store.files import Store
-from nxcore.trust import gate
-from nxcore.trust.gate import Gate
+from nxcore.trust import samples
+from nxcore.trust.gate import Gate, Held
 
 REGISTRY = discover()
 BUDGET_MS = {"cuda": 50.0, "cpu": 200.0}
@@ -54,8 +54,8 @@ def test_a_verdict_stays_within_its_budget(
     problem = _first_taken(spec, kernel, dtype)
     Gate(REGISTRY, Store()).verify(backend, kernel, problem)  # compiles
 
-    def ask() -> gate.Held:
-        gate.built.cache_clear()
+    def ask() -> Held:
+        samples.built.cache_clear()
         return Gate(REGISTRY, Store()).verify(backend, kernel, problem)
 
     assert ask().refusal is None

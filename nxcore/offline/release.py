@@ -19,7 +19,7 @@ from nxcore.spec.problem import Problem
 from nxcore.store.problems import described, moved
 from nxcore.store.transfer import read_json
 from nxcore.store.wisdom import is_pair
-from nxcore.trust.gate import sampled
+from nxcore.trust.samples import sampled
 
 SHARED = {"7.5": 65536, "8.0": 166912, "8.7": 166912, "9.0": 232448, "10.0": 232448}
 """Bytes of shared memory that a block may have, by capability, as a CUDA device reports it."""

@@ -213,11 +213,10 @@ class Kernel:
         ``"module:attribute"`` of ``replay(kernel, problem, *tile)``, which plans again, with launches that
         call ``nxcore.plugin.note`` instead: the compiled call path repeats them. Empty where Python launches.
     announces : bool
-        Whether it calls ``compiling`` before it compiles, so that it can be verified early from disk, and
-        under ``NXCORE_NO_JIT`` at all. True for a kernel that compiles nothing.
+        Whether it calls ``compiling`` before it compiles, or compiles nothing: it can be verified from disk.
     verified_on, verified_for : tuple of str, str
-        Samples besides the smoke samples, for code that these don't reach: their names, and
-        ``"module:attribute"`` of ``names(problem)``, for code that only calls like ``problem`` reach.
+        Samples besides the smoke samples, for code that these don't reach: names, and ``"module:attribute"``
+        of ``names(problem)``.
 
     Examples
     --------

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.interop.library import check
-from nxcore.interop.schema import Unfit
 from nxcore.spec.device import synchronize
 from nxcore.spec.kernel import Verdict
 from nxcore.spec.layout import overlaps
@@ -22,6 +20,7 @@ from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, in_form, modest
 from nxcore.testing.memory import Guarded, Walled, each, poison, same_bits
+from nxcore.testing.opcheck import passes_opcheck
 from nxcore.trust.truth import Truth, agreement, without_out
 
 Rule = Callable[[Cell], float | None]
@@ -354,18 +353,6 @@ def _seconds(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...]) -> tup
 
 def _prompt(spent: list[tuple[float, float]]) -> bool:
     return any(own <= PROMPT_MS / 1e3 and whole <= WAITING_MS / 1e3 for own, whole in spent)
-
-
-def passes_opcheck(cell: Cell) -> None:
-    """Pass ``torch.library.opcheck``: change and return no argument, return the shapes of the spec."""
-    one = cell.smallest()
-    args = without_out(one.spec, one.build())
-    try:
-        check(one.spec, one.plan(args), args)
-    except Unfit as error:
-        raise Inapplicable(f"torch has no schema for {one.spec.name}: {error}") from error
-    except Exception as error:
-        raise Broken("passes_opcheck", f"{_sample(one)}: {str(error)[:400]}") from error
 
 
 OF_A_SAMPLE: tuple[Rule, ...] = (agrees_with_float64,)

@@ -9,11 +9,10 @@ at the next start.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import statistics
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,25 +29,17 @@ from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.layout import layout_class
 from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import Problem, leaves
-from nxcore.spec.sample import EXACT, Sample
-from nxcore.spec.spec import OpSpec
+from nxcore.spec.sample import Sample
 from nxcore.store.files import Store
 from nxcore.trust import fingerprint
 from nxcore.trust.identity import Identities, Identity
 from nxcore.trust.quarantine import Quarantine, Quarantined, Suspect
-from nxcore.trust.truth import Truth, agreement, require_telling, without_out
+from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, sampled, what_first
+from nxcore.trust.truth import agreement
 
 _log = logging.getLogger(__name__)
 
 _PAUSE: ContextVar[Callable[[], None]] = ContextVar("nxcore_pause", default=lambda: None)
-
-OPERATORS = "nxcore.ops."
-"""The beginning of the modules of the package's operators."""
-
-HALVES = (torch.float16, torch.bfloat16)
-
-ALIKE = 3
-"""The number of samples to verify for a layout that no smoke sample has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +134,7 @@ class Gate:
             If it ended the CUDA context.
         """
         layout = layout_class(problem.tensors)
-        found = self._ask(backend, kernel, problem, _first(kernel))
+        found = self._ask(backend, kernel, problem, what_first(kernel))
         alike = () if layout in found.layouts else ((kernel, problem, layout),)
         for own, part, what in (*alike, *proofs_for(kernel, problem)):
             if not found.refusal:
@@ -174,7 +165,7 @@ class Gate:
 
     def knows(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
         """Return whether a kernel was verified before, so that it need not be compiled for samples."""
-        wanted = ((kernel, problem, _first(kernel)), *proofs_for(kernel, problem))
+        wanted = ((kernel, problem, what_first(kernel)), *proofs_for(kernel, problem))
         where = problem.device, problem.dtype
         return all(self._kept(self.suspect(backend, own, *where), *where, what) for own, _, what in wanted)
 
@@ -221,9 +212,9 @@ class Gate:
         spec = self.registry.spec(kernel.op)
         errors: list[float] = []
         layouts: list[str] = []
-        first = what == _first(kernel)
-        named = proofs(kernel, spec.samples) if first else _named(what, spec.samples)
-        for sample in named or _samples(spec.name, dtype, what, self.registry):
+        first = what == what_first(kernel)
+        named = proofs(kernel, spec.samples) if first else named_in(what, spec.samples)
+        for sample in named or alike(spec.name, dtype, what, self.registry):
             _PAUSE.get()()
             with self.watched(suspect, device, "its verification"), current(device):
                 try:
@@ -332,72 +323,3 @@ def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | No
     if not isinstance(error, int | float) or not isinstance(layouts, list):
         return None
     return Held(None, float(error), tuple(map(str, layouts)))
-
-
-def _first(kernel: Kernel) -> str:
-    """Return what the samples are called on which a kernel is verified first."""
-    return ", ".join(("smoke", *kernel.verified_on))
-
-
-def _named(what: str, samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """Return the samples of ``own, NAMES``; none of a layout's name."""
-    own, *names = what.split(", ")
-    return tuple(s for s in samples if s.name in names) if own == "own" else ()
-
-
-def proofs(kernel: Kernel, samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """Return those of its operator's samples on which a kernel is verified first."""
-    return tuple(s for s in samples if "smoke" in s.tags or s.name in kernel.verified_on)
-
-
-def sampled(kernel: Kernel, problem: Problem, registry: Registry) -> list[Sample]:
-    """Return the samples that may verify a kernel for ``problem``; see ``Gate.samples``."""
-    op, dtype, layout = problem.op, problem.dtype, layout_class(problem.tensors)
-    first = proofs(kernel, registry.spec(op).samples)
-    alike = _samples(op, dtype, layout, registry)[:ALIKE] if layout != "contiguous" else ()
-    whats = (what for of, _, what in proofs_for(kernel, problem) if of is kernel)
-    own = (s for what in whats for s in _named(what, registry.spec(op).samples))
-    return list({sample.name: sample for sample in (*first, *alike, *own)}.values())
-
-
-@functools.lru_cache(maxsize=256)
-def _samples(op: str, dtype: torch.dtype, layout: str, registry: Registry) -> tuple[Sample, ...]:
-    """Return all small and discriminating samples with a layout."""
-    spec = registry.spec(op)
-    small = (s for s in spec.samples if not s.tags & {"bench", "degenerate", "huge"})
-    return tuple(
-        s for s in small if layout_class(Problem.of(spec, s.build(spec, "cpu", dtype)).tensors) == layout
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def built(
-    op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
-) -> tuple[tuple[Any, ...], Truth, tuple[Any, ...]]:
-    """Build a sample, its truth, and a variant with other numbers, shared by an operator's kernels.
-
-    Raises
-    ------
-    VerificationError
-        If a kernel that does nothing would pass the sample.
-    """
-    spec = registry.spec(op)
-    sample = next(s for s in spec.samples if s.name == name)
-    args = sample.build(spec, device, dtype)
-    truth = Truth.of(spec, args, exactly=EXACT in sample.tags)
-    other = Sample(f"{name}, other numbers", sample.args, sample.kwargs).build(spec, device, dtype)
-    if truth.share or not _tried(spec, sample, dtype):
-        with torch.no_grad():
-            earlier = tuple(leaves(spec.reference(*without_out(spec, other))))
-        require_telling(truth, args, name, previous=earlier)
-    return args, truth, other
-
-
-def _tried(spec: OpSpec, sample: Sample, dtype: torch.dtype) -> bool:
-    """Return whether the package's suite tries a sample of its own with wrong results.
-
-    Its numbers are the same on every device. To try it takes as long as its truth, and these are a process's
-    first seconds.
-    """
-    own = spec.expression is None and getattr(spec.reference, "__module__", "").startswith(OPERATORS)
-    return own and (dtype is torch.float32 or (dtype in HALVES and "smoke" in sample.tags))

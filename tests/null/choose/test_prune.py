@@ -10,7 +10,6 @@ import torch
 
 from nxcore.choose.shortlist import shortlisted
 from nxcore.choose.workers import Answer
-from nxcore.context import in_force
 from nxcore.measure import race as racing
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.offline import ahead
@@ -21,7 +20,6 @@ from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store import wisdom
-from nxcore.store.lock import Lock
 from nxcore.store.pages import Page
 from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
@@ -333,47 +331,6 @@ def test_a_known_problem_is_learnt_anew_for_a_changed_winner_alone(machine, chan
     found = session.chooser.choose(problem(1000), (x, x, 1, None)).decision
     assert (found.rule, found.chosen) == (("exploring", "torch") if changed == "two" else ("measured", "two"))
     assert changed == "two" or changed not in asked, "an identity takes time"
-
-
-def later(session, size=1000, **policy):
-    """Return the decision on a call in a block that leaves choices to a capture."""
-    x = torch.randn(size)
-    with in_force(later=True, **policy):
-        return session.chooser.choose(problem(size), (x, x, 1, None)).decision
-
-
-def test_before_a_capture_torch_serves_what_is_known_and_what_would_be_measured(machine):
-    machine.images = ("two",)
-    session = machine.process(two=50)
-    raced = tally().races
-    found = later(session)
-    assert (found.chosen, found.reason) == (
-        "torch",
-        "torch serves it until a replay takes the place of its calls",
-    )
-    assert (tally().races, machine.planned) == (raced, [])
-    assert decided(session).chosen == "two", "a call outside of the block is decided as ever"
-    session = machine.process(policy="online", two=50)
-    machine.planned.clear()
-    assert later(session).chosen == "torch"
-    assert machine.planned == []
-    assert decided(session).chosen == "two"
-
-
-@pytest.mark.parametrize("policy", ["online", "estimate", "frozen"])
-def test_before_a_capture_what_is_unknown_is_learnt_as_ever(machine, policy):
-    machine.images = ("two",)
-    found = later(machine.process(policy=policy, two=50))
-    assert found.rule == ("exploring" if policy == "online" else "prior")
-
-
-def test_before_a_capture_a_request_counts(machine):
-    machine.images = ("two",)
-    session = machine.process(two=50)
-    assert later(session, backends=("two",)).chosen == "two"
-    session.chooser.hold(Lock({"add": {"x": "two"}}), session.settings)
-    session.chooser.lock.label = lambda _: "two"
-    assert later(session).chosen == "two"
 
 
 def test_a_page_knows_whether_it_is_complete():

@@ -8,7 +8,7 @@ import torch
 from nxcore.offline import release
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
-from nxcore.trust.gate import sampled
+from nxcore.trust.samples import sampled
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

@@ -12,7 +12,7 @@ from nxcore import session
 from nxcore.errors import VerificationError
 from nxcore.plugin import Sample, rand
 from nxcore.spec.problem import leaves
-from nxcore.trust import gate
+from nxcore.trust import samples
 from nxcore.trust.truth import Agreement, Truth, agreement, require_telling, without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -318,20 +318,20 @@ def test_every_sample_tells_right_from_wrong(spec, dtype):
 )
 def test_the_gate_tries_what_the_suite_does_not(dtype, name, again, monkeypatch):
     tried = []
-    monkeypatch.setattr(gate, "require_telling", lambda *given, **_: tried.append(given[2]))
-    gate.built.cache_clear()
-    gate.built("sum", name, torch.device("cpu"), dtype, session.default().registry)
+    monkeypatch.setattr(samples, "require_telling", lambda *given, **_: tried.append(given[2]))
+    samples.built.cache_clear()
+    samples.built("sum", name, torch.device("cpu"), dtype, session.default().registry)
     assert tried == [name] * again
 
 
 @pytest.mark.parametrize("share", [0.0, 2.0**-10])
 def test_the_gate_tries_samples_of_calls_that_allow_more_error(share, monkeypatch):
     tried = []
-    monkeypatch.setattr(gate, "require_telling", lambda *given, **_: tried.append(given[2]))
+    monkeypatch.setattr(samples, "require_telling", lambda *given, **_: tried.append(given[2]))
     monkeypatch.setattr("nxcore.trust.truth.share_of", lambda *_: share)
-    gate.built.cache_clear()
-    gate.built("sum", "inner_axis", torch.device("cpu"), torch.float32, session.default().registry)
-    gate.built.cache_clear()
+    samples.built.cache_clear()
+    samples.built("sum", "inner_axis", torch.device("cpu"), torch.float32, session.default().registry)
+    samples.built.cache_clear()
     assert bool(tried) == bool(share)
 
 

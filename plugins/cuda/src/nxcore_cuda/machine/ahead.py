@@ -19,7 +19,7 @@ import nxcore.ops
 from nxcore.offline import release
 from nxcore.plugin import Problem, composed
 from nxcore.spec.device import pretend
-from nxcore.trust.gate import proofs
+from nxcore.trust.samples import proofs
 from nxcore_cuda import KERNELS, SPLIT, nxcore_backend
 from nxcore_cuda.emulator import emulate
 from nxcore_cuda.machine import toolkit

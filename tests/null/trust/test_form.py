@@ -1,0 +1,45 @@
+"""Forms of results, and copies of arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nxcore.trust.form import form, meet, misformed, spans, twin
+
+X = torch.arange(12.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.t(),
+        lambda x: x[:, ::2],
+        lambda x: x[:1].expand(5, 8),
+        lambda x: x[2:, 3:],
+        lambda x: x[:0],
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x.bool(),
+    ],
+)
+def test_a_twin_has_the_same_strides_and_memory_of_its_own(make):
+    tensor = make(torch.randn(4, 8))
+    copy = twin(tensor)
+    assert misformed(copy, form(tensor)) == ""
+    assert copy.stride() == tensor.stride()
+    assert torch.equal(copy, tensor)
+    assert not meet(spans([copy]), spans([tensor]))
+
+
+def test_a_tensor_twice_is_one_twin():
+    first, (second, number) = twin((X, (X, 2)))
+    assert first is second
+    assert number == 2
+
+
+def test_the_strides_of_size_one_and_of_nothing_mean_nothing():
+    assert misformed(torch.empty_strided((1, 3), (7, 1)), form(torch.empty(1, 3))) == ""
+    assert misformed(torch.empty_strided((0, 3), (9, 1)), form(torch.empty(0, 3))) == ""
+    assert "strides" in misformed(torch.empty(3, 4).t(), form(torch.empty(4, 3)))
+    assert "must be 2 results, got 1 results" in misformed((X,), form((X, X)))
