@@ -48,7 +48,7 @@ MIRRORED = ("amin", "min", "argmin", "all")
 """Operators that run the kernels of amax, max, argmax and any, with elements turned round."""
 
 OF_CUDA = "square_planes"
-"""How samples are called that are there for kernels of CUDA C++: interpreters take ten seconds each."""
+"""How samples are called that are there for kernels of CUDA C++: others take seconds each."""
 
 GRADIENTS = (
     "gradients_are_torchs",
@@ -70,6 +70,7 @@ LATER = (
     "tests/nn/test_served.py",
     "tests/nn/test_steps.py",
     "tests/nn/test_watched.py",
+    "tests/null/bench/test_calls.py::test_memory_that_stays_is_seen_by_both_measures_and_what_is_freed_by_none",
     "tests/null/call/test_bounds.py",
     "tests/null/call/test_leaks.py",
     "tests/null/choose/learn/test_budget.py",
@@ -79,8 +80,11 @@ LATER = (
     "tests/null/interop/test_library.py",
     "tests/null/spec/test_pointwise.py",
     "tests/null/test_distributed.py::test_two_ranks_agree_on_the_firsts_choices",
+    "tests/ops/test_surroundings.py::test_a_forked_worker_of_a_data_loader_is_served",
     "tests/outside/test_bad_input.py",
+    "tests/plugins/test_cuda_products.py::test_every_tile_of_split_factors_has_the_error_of_float32",
     "tests/plugins/test_cuda_strided.py",
+    "tests/plugins/test_replay.py::TestCuda::test_the_emulator_gets_the_same_launches",
 )
 """Files and tests of the rest: they start processes, train, compile, differentiate, search for leaks, or draw
 calls."""
@@ -161,6 +165,8 @@ def _takes_long(item: pytest.Item) -> bool:
     if cell.backend.on_request or cell.spec.name in MIRRORED:
         return True
     if cell.dtype is not torch.float32:
+        return True
+    if cell.sample is not None and cell.sample.name.startswith(OF_CUDA):
         return True
     compiled = cell.backend.name == "numba" and not cell.kernel.variant  # for the CPU
     if compiled or cell.sample is None:
