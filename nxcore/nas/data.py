@@ -294,6 +294,11 @@ def _packed(file: Path) -> Pixels:
             strip = image.new("RGB", (width, height * len(places)))
             for row, i in enumerate(places):
                 with image.open(io.BytesIO(jpeg[offset[i] : offset[i + 1]])) as opened:
+                    if opened.size != (width, height):
+                        raise InvalidInputError(
+                            f"images of {file} must be {(width, height)}, as the first, got {opened.size}",
+                            argument="root",
+                        )
                     strip.paste(opened, (0, height * row))
             return np.asarray(strip).reshape(-1, height, width, 3)
 

@@ -1,5 +1,6 @@
 """Images come normalised, in parts that share none, from every kind of source; chance has a generator."""
 
+import io
 import pickle
 
 import pytest
@@ -87,27 +88,35 @@ def test_a_pickle_that_names_a_function_is_refused(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("share", [4, data.SHARE])
-def test_cifar10_is_read_from_packed_jpegs(share, tmp_path, monkeypatch):
-    import io
-
-    monkeypatch.setattr(data, "SHARE", share)  # files of several threads keep their order
-
+def write_packed(file, sides):
+    """Write a file of as many JPEGs as there are sides, and two more for the test."""
     image = pillow()
 
-    def packed(count):
+    def packed(sides):
         files = []
-        for i in range(count):
+        for i, side in enumerate(sides):
             stream = io.BytesIO()
-            image.new("RGB", (32, 32), (10 * i, 0, 255)).save(stream, "JPEG", quality=95)
+            image.new("RGB", (side, side), (10 * i, 0, 255)).save(stream, "JPEG", quality=95)
             files.append(np.frombuffer(stream.getvalue(), np.uint8))
         return np.concatenate(files), np.cumsum([0, *map(len, files)]).astype(np.uint32)
 
     arrays = {"classes": np.array(["a", "b"])}
-    for name, count in (("train", 6), ("test", 2)):
-        arrays[f"{name}_jpeg"], arrays[f"{name}_offset"] = packed(count)
-        arrays[f"{name}_label"] = np.arange(count, dtype=np.uint8) % 2
-    np.savez(tmp_path / "packed.npz", **arrays)
+    for name, of in (("train", sides), ("test", (32, 32))):
+        arrays[f"{name}_jpeg"], arrays[f"{name}_offset"] = packed(of)
+        arrays[f"{name}_label"] = np.arange(len(of), dtype=np.uint8) % 2
+    np.savez(file, **arrays)
+
+
+def test_packed_jpegs_of_several_sizes_are_refused(tmp_path):
+    write_packed(tmp_path / "packed.npz", (32, 32, 30, 32))
+    with pytest.raises(InvalidInputError, match=r"must be \(32, 32\), as the first, got \(30, 30\)"):
+        data.load("cifar10", tmp_path / "packed.npz")
+
+
+@pytest.mark.parametrize("share", [4, data.SHARE])
+def test_cifar10_is_read_from_packed_jpegs(share, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "SHARE", share)  # files of several threads keep their order
+    write_packed(tmp_path / "packed.npz", (32,) * 6)
     found = data.load("cifar10", tmp_path / "packed.npz")
     assert found.classes == ("a", "b")
     assert found.both.images.shape == (6, 3, 32, 32)
