@@ -12,12 +12,13 @@ accelerated model. Time is the clock's; ``cpu`` is the processor time of all thr
 policy is that of the environment. ``good`` is the end of the last window after the first 10 s that was slower
 than plain by more than 2%, and ``worst`` the lowest ratio of a window from then on; ``reached`` is when the
 accelerated model began to take at most 1.1 times what it takes in the later half. ``first`` is the time of
-the first step, and ``10 s`` what the first ten seconds cost beyond as many plain steps. Then come the kernels
-compiled and the races held in that process, up to the first 10 s and in all, the verdicts of the watch, and
-in the file what ``explain`` shows. ``--export`` writes what was measured as a file of the package's record,
-one a model; ``--shipped`` takes the package's record from a folder. With ``--same`` the other process runs
-the plain model too: the ratios are what the machine's noise gives. Models of torchvision need it; the others
-are networks of the tests, and of ``models.py``.
+the first step, and ``10 s`` what the first ten seconds cost beyond as many plain steps. ``GiB`` is the
+device's memory that the process has reserved, and the plain one's. Then come the kernels compiled and the
+races held in that process, up to the first 10 s and in all, the verdicts of the watch, and in the file what
+``explain`` shows. ``--export`` writes what was measured as a file of the package's record, one a model;
+``--shipped`` takes the package's record from a folder. With ``--same`` the other process runs the plain model
+too: the ratios are what the machine's noise gives. Models of torchvision need it; the others are networks of
+the tests, and of ``models.py``.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Turn:
         The watch's.
     tally : dict
         What the process has compiled and measured so far; empty of plain steps.
+    memory : int
+        The bytes of the device's memory that the process has reserved.
     """
 
     seconds: float
@@ -145,6 +148,7 @@ class Turn:
     steps: int
     report: list[str]
     tally: dict[str, int] = field(default_factory=dict)
+    memory: int = 0
 
 
 def step(model: nn.Module, x: Tensor, how: How) -> None:
@@ -171,7 +175,8 @@ def turn(model: nn.Module, x: Tensor, how: How, seconds: float, least: int = FEW
     if x.is_cuda:
         torch.cuda.synchronize()
     now = time.perf_counter() - began
-    return Turn(now / count, (time.process_time() - busy) / count, count, [])
+    reserved = torch.cuda.memory_reserved() if x.is_cuda else 0
+    return Turn(now / count, (time.process_time() - busy) / count, count, [], memory=reserved)
 
 
 def made(how: How) -> tuple[nn.Module, Tensor]:
@@ -191,7 +196,7 @@ def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> 
     """
     import nxcore
     from nxcore import nas, session
-    from nxcore.nn import steps
+    from nxcore.nn import watching
     from nxcore.spec.tally import tally
     from nxcore.store import transfer
 
@@ -210,7 +215,7 @@ def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> 
         else:
             found = turn(model, x, how, float(line), FEWEST)
         # The report ends a block: no step holds the pause.
-        row = asdict(found) | {"report": steps.report(model), "tally": asdict(tally())}
+        row = asdict(found) | {"report": watching.report(model), "tally": asdict(tally())}
         print(json.dumps(row), flush=True)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -303,7 +308,8 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     return (
         f"{how.name:20} {mode:15} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
         f"cpu {busy:.3f}  good {good:3.0f} s  worst {worst:.3f}  reached {reached(found):4.1f} s  "
-        f"first {first:5.2f} s ({usual:.2f})  10 s: {cost:+.2f} s  {counts(found)}"
+        f"first {first:5.2f} s ({usual:.2f})  10 s: {cost:+.2f} s  "
+        f"{found[-1][2].memory / 2**30:.1f} GiB ({found[-1][1].memory / 2**30:.1f})  {counts(found)}"
     )
 
 

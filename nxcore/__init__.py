@@ -56,7 +56,9 @@ __all__ = [
 ]
 
 
-def accelerate(model: Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True) -> Swap:
+def accelerate(
+    model: Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True, graphs: bool = True
+) -> Swap:
     """Let nxcore's operators serve the supported modules of ``model``, which get classes of ``nxcore.nn``.
 
     Parameters
@@ -67,6 +69,9 @@ def accelerate(model: Module, prepare: tuple[Any, ...] | None = None, *, watch: 
         Arguments of a call, whose kernels, forward and backward, are compiled and measured now.
     watch : bool
         Compare steps with a few plain ones, and give modules back to torch where those are faster.
+    graphs : bool
+        On a CUDA device, replay the model's calls in training as two CUDA graphs, forward and backward, if
+        its code reads nothing but its modules, tensors, constants and arguments.
 
     Returns
     -------
@@ -80,7 +85,7 @@ def accelerate(model: Module, prepare: tuple[Any, ...] | None = None, *, watch: 
     """
     from nxcore.nn import swap
 
-    return swap.accelerate(model, prepare, watch=watch)
+    return swap.accelerate(model, prepare, watch=watch, graphs=graphs)
 
 
 def backends() -> dict[str, BackendStatus]:

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import statistics
 import weakref
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
+from nxcore.choose.survey import UnmeasuredError
 from nxcore.context import as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs.branches import LANES, gradients_of_several_streams
 from nxcore.graphs.buffers import aliased, buffer, untouched
-from nxcore.graphs.dice import without_dice
+from nxcore.graphs.dice import DRAWS, thrown, with_dice
 from nxcore.graphs.late import Late, late
-from nxcore.graphs.outcome import ROUGH, Outcome, check, differentiated, wave
+from nxcore.graphs.outcome import ROUGH, Outcome, check, compared, differentiated, wave
 from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorded import Recorded
-from nxcore.graphs.recorder import Lanes, Recorder, Ticket
+from nxcore.graphs.recorder import Lanes, Order, Recorder, Ticket
 from nxcore.graphs.replay import Run, replay
 from nxcore.graphs.snapshot import Inside
 from nxcore.session import default
-
-ROUNDS = 7
-"""The number of pairs of a run and a replay, by which the speed is compared."""
-
-CLEAR = {1: 4.0, 2: 1.5}
-"""Number of pairs -> the ratio of speeds that is clear if each of so many shows it."""
 
 BOTH, ALONE = 3.0, 2.0
 """The time of a call and its backward pass, relative to that of the call; how many replays of both the call
@@ -58,6 +52,11 @@ class Capture:
         Seconds that a run takes at least, forward and backward.
     torchs : Tensor, optional
         Torch's own result of the call, with which that of a run is compared.
+    dice : Tensor, optional
+        The state of the device's random generator before that call, from which it may have drawn. Without
+        it a call that draws isn't captured.
+    counts_as : callable, optional
+        Of a user's whole model, as of ``Inside``.
 
     Attributes
     ----------
@@ -71,8 +70,9 @@ class Capture:
     Raises
     ------
     CaptureError
-        If the call draws random numbers, doesn't return one plain tensor with a gradient, is of a module that
-        can't be captured, or its replay returns another result.
+        If the call draws random numbers of the host, or of the device without ``dice``, doesn't return one
+        plain tensor with a gradient, is of a module that can't be captured, or its replay returns another
+        result.
     """
 
     def __init__(
@@ -84,19 +84,31 @@ class Capture:
         names: Sequence[Held] | None = None,
         least_s: float = 0.0,
         torchs: Tensor | None = None,
+        dice: Tensor | None = None,
+        *,
+        counts_as: Callable[[type], type] | None = None,
     ) -> None:
-        self.run, self.inside, self.lock = run, Inside(module, names or ()), recorder.lock
+        self.run, self.lock, self._recorder = run, recorder.lock, recorder
+        self.inside = Inside(module, names or (), counts_as=counts_as)
         self._begun, self._needs = False, tuple(self.inside.mode[1])
-        self._order, self._turn, self._place = recorder.order, recorder.turn, recorder.order.place()
+        self._order = recorder.order if names is None else Order()  # in a pool of its own nothing is shared
+        self._place = self._order.place()
+        self.draws, self.start = dice is not None, dice
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
         self.count, self.how, self._bound = len(tensors), "", ""
         own = (*self.inside.parameters, *self.inside.buffers)
-        with untouched(self.inside.buffers), aliased(self.inside.modules, own) as others:
+        with (
+            thrown(recorder, dice),
+            untouched(self.inside.buffers),
+            aliased(self.inside.modules, own) as others,
+        ):
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
             ran, grad = self._tried(module, held, recorder)
+            if default().chooser.survey.open:
+                raise UnmeasuredError("its problems are being measured beside the program")
             if torchs is not None:
                 check("torch's own result", (torchs, ()), (ran[0], ()), ROUGH)
             run_once = functools.partial(self._run, module, held, grad)
@@ -108,7 +120,8 @@ class Capture:
                 if [t._version for t in held] != before:
                     raise CaptureError("it writes into its arguments or parameters")
                 self._of_whole(module, held, recorder, run_once)
-                check("a replay after a run", recorder.aside(replay_once), ran)
+                with self.again(dice):
+                    check("a replay after a run", recorder.aside(replay_once), ran)
             self.ran_ms, self.replayed_ms = self._times(recorder, run_once, replay_once, 1e3 * least_s)
             self.gain = self.ran_ms / self.replayed_ms
             if self.gain > 1 and not self.how and names is None and (lanes := recorder.lanes()) is not None:
@@ -118,11 +131,20 @@ class Capture:
         """Run the call as a capture does; return the outcome, and the gradient that its backward pass had."""
         call = functools.partial(self._returned, module, held[: self.count])
         with as_captured():
-            out = without_dice(recorder, lambda: recorder.aside(call))
+            out, self.draws = with_dice(recorder, lambda: recorder.aside(call), may=self.draws)
+        after = recorder.dice()
         check_leaves([out], held)
         grad = wave(out)
         with as_captured():
-            return recorder.aside(functools.partial(differentiated, out, held, grad)), grad
+            ran = recorder.aside(functools.partial(differentiated, out, held, grad))
+        if not torch.equal(after, recorder.dice()):
+            recorder.put_back(after)
+            raise CaptureError(DRAWS)
+        return ran, grad
+
+    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[None]:
+        """Let a run draw what a replay drew that began with ``dice``."""
+        return thrown(self._recorder, dice if self.draws else None)
 
     def _of_part(
         self,
@@ -177,7 +199,7 @@ class Capture:
         if least_ms > ALONE * replayed:
             self._bound = "at least "
             return [least_ms, replayed]
-        return _compared(recorder, run_once, replay_once)
+        return compared(recorder, run_once, replay_once)
 
     @property
     def saved_ms(self) -> float:
@@ -211,32 +233,42 @@ class Capture:
         Return whether the module is as it was captured: then ``replay`` returns the result, or None if its
         parameters need other gradients.
         """
-        self._turn()
-        self._recorded.begin(tensors)
+        self._launch(tensors)
         self._begun = self.inside.holds() and self.inside.training_now() == self.inside.mode[0]
         if not self._begun:
-            self._recorded.undo()
+            self._undo()
         return self._begun
+
+    def _launch(self, tensors: Sequence[Tensor]) -> None:
+        """Replay the forward graph."""
+        self._recorder.turn()  # inputs may be written where another result still is
+        self.start = self._recorder.dice() if self.draws else None
+        self._recorded.begin(tensors)
+
+    def _undo(self) -> None:
+        """Put back what the last replay of the forward graph has written, and drawn."""
+        self._recorded.undo()
+        if self.start is not None:
+            self._recorder.put_back(self.start)
 
     def refuses(self, needs: tuple[bool, ...]) -> bool:
         """Return whether a replay was begun though parameters need other gradients; undo it."""
         if self._begun and needs[self.count :] != self._needs:
             self._begun = False
-            self._recorded.undo()
+            self._undo()
             return True
         return False
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Replay the forward graph, unless it was begun; return a copy of the result, without a gradient."""
         if not self._begun:
-            self._turn()  # inputs may be written where another result still is
-            self._recorded.begin(tensors)
+            self._launch(tensors)
         self._begun = False
         return self._recorded.out.clone()
 
     def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Replay the backward graph; return copies of the gradients of tensors and parameters."""
-        self._turn()
+        self._recorder.turn()
         return self._recorded.backward(grad)
 
     def enter(self) -> tuple[int, Ticket]:
@@ -336,7 +368,7 @@ class Capture:
             finally:
                 self._recorded = other
 
-        before, after = _compared(recorder, with_one, replay_once)
+        before, after = compared(recorder, with_one, replay_once)
         gain, more = before / after, other.held / max(one.held, 1)
         figures = f"{gain:.2f}x on several streams, with {more:.1f} times the memory"
         if gain >= PAYS and more <= MEMORY:
@@ -344,17 +376,6 @@ class Capture:
             self.how = f"; {figures}"
         else:
             self._recorded, self.how = one, f"; on one stream: {figures}"
-
-
-def _compared(recorder: Recorder, *works: Callable[[], object]) -> list[float]:
-    """Return the median times of two works in turns, in ms; few turns are enough where they are far apart."""
-    times: list[list[float]] = []
-    while len(times) < ROUNDS:
-        times.append([recorder.seconds(functools.partial(recorder.aside, once)) for once in works])
-        clear = CLEAR.get(len(times), math.inf)
-        if all(first > clear * second for first, second in times):
-            break
-    return [1e3 * statistics.median(t) for t in zip(*times, strict=True)]
 
 
 def _no_ticket() -> None:

@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from nxcore.errors import CaptureError
 from nxcore.graphs.recorder import Recorder
 
+DRAWS = "it draws random numbers"
+
 Result = TypeVar("Result")
 
 
-def without_dice(recorder: Recorder, work: Callable[[], Result]) -> Result:
-    """Return the result of ``work``, if it draws nothing; the generators are as before in any case.
+def with_dice(recorder: Recorder, work: Callable[[], Result], *, may: bool) -> tuple[Result, bool]:
+    """Return the result of ``work``, and whether it draws from the device's generator, if it ``may``.
 
     Raises
     ------
     CaptureError
-        If a generator has another state afterwards: of the device, of torch on the host, of Python or of
-        numpy.
+        If a generator has another state afterwards: of torch on the host, of Python or of numpy, or of the
+        device. The generators are as before then.
     """
     device, host = recorder.dice(), _host()
     result = work()
-    if drawn := not torch.equal(recorder.dice(), device):
+    drawn = not torch.equal(recorder.dice(), device)
+    if drawn and recorder.on_host:
+        host[1] = _torchs()
+    refused = drawn and not may
+    if not refused and _differ(_host(), host):  # a choice of kernels may draw, but not twice
+        _put_back(host)
         recorder.put_back(device)
-    elif _differ(_host(), host):  # a choice of kernels may draw, but not twice
+        result = work()
+        refused = _differ(_host(), host)
+    if refused:
         _put_back(host)
-        work()
-        drawn = _differ(_host(), host)
-    if drawn:
-        _put_back(host)
-        raise CaptureError("it draws random numbers")
-    return result
+        recorder.put_back(device)
+        raise CaptureError(DRAWS)
+    return result, drawn
+
+
+@contextlib.contextmanager
+def thrown(recorder: Recorder, dice: Tensor | None) -> Iterator[None]:
+    """Let the device's random generator have the state ``dice`` within the block, if that isn't None."""
+    if dice is None:
+        yield
+        return
+    before = recorder.dice()
+    recorder.put_back(dice)
+    try:
+        yield
+    finally:
+        recorder.put_back(before)
 
 
 def _host() -> list[Any]:
     numpy = sys.modules.get("numpy")  # who hasn't imported it draws nothing from it
-    return [random.getstate(), torch.get_rng_state().numpy().tobytes(), numpy and _drawn(numpy)]
+    return [random.getstate(), _torchs(), numpy and _drawn(numpy)]
+
+
+def _torchs() -> bytes:
+    return bytes(torch.get_rng_state().numpy().tobytes())
 
 
 def _drawn(numpy: Any) -> Any:

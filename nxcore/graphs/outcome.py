@@ -1,14 +1,17 @@
-"""Outcome: the result of a call and its gradients, compared with those of another way to run it."""
+"""Outcome: the result of a call, its gradients and its time, compared with those of another way to run it."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from nxcore.errors import CaptureError
+from nxcore.graphs.recorder import Recorder
 from nxcore.interop.internals import gradients
 
 AGREES = 1e-2
@@ -16,6 +19,12 @@ AGREES = 1e-2
 
 ROUGH = 0.1
 """The allowed difference from torch's own result: by default its convolutions may have factors of 11 bits."""
+
+ROUNDS = 7
+"""The number of pairs of a run and a replay, by which the speed is compared."""
+
+CLEAR = {1: 4.0, 2: 1.5}
+"""Number of pairs -> the ratio of speeds that is clear if each of so many shows it."""
 
 Outcome = tuple[Tensor, Sequence[Tensor | None]]
 """A result and its gradients."""
@@ -61,3 +70,14 @@ def off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> floa
     norms = torch._foreach_norm([*(f - w for f, w in pairs), *(w for _, w in pairs)])
     apart, size = torch.stack(norms).view(2, -1).norm(dim=1).tolist()  # the host waits once
     return float(apart / (size or 1.0))
+
+
+def compared(recorder: Recorder, *works: Callable[[], object]) -> list[float]:
+    """Return the median times of two works in turns, in ms; few turns are enough where they are far apart."""
+    times: list[list[float]] = []
+    while len(times) < ROUNDS:
+        times.append([recorder.seconds(functools.partial(recorder.aside, once)) for once in works])
+        clear = CLEAR.get(len(times), math.inf)
+        if all(first > clear * second for first, second in times):
+            break
+    return [1e3 * statistics.median(t) for t in zip(*times, strict=True)]

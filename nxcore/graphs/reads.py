@@ -27,6 +27,15 @@ BUILTINS = {
 }
 """Builtin functions and types whose results depend on their arguments alone, and exceptions."""
 
+STATES = {
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "fork_rng", "Generator"),
+    *("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "default_generator"),
+}
+"""Names of torch that read or set the state of a random generator, which every call finds another."""
+
+COUNTED = {("torchvision.utils", "_log_api_usage_once")}
+"""Functions that count their callers alone: a replay needn't."""
+
 REFUSED = {
     *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME"),
     *("IMPORT_NAME", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_BUILD_CLASS"),
@@ -93,6 +102,8 @@ class _Code:
     def follow(self, function: Any) -> None:
         """Read the code of a function, and of those that it calls."""
         function = getattr(function, "__func__", function)
+        if function.__module__ == "torch.random":
+            raise Unclear(f"its code calls {function.__name__}")
         if function in self._seen:
             return
         self._seen.add(function)
@@ -130,13 +141,14 @@ class _Code:
         value = where[name]
         self.held.append((where, name, value))
         if isinstance(value, types.FunctionType):
-            self.follow(value)
+            if (value.__module__, value.__name__) not in COUNTED:
+                self.follow(value)
         elif not _fixed(value):
             raise Unclear(f"{function.__name__} reads {name}, a {type(value).__name__}")
 
     def _attribute(self, name: str) -> None:
         """Read an attribute of an object that may be the module."""
-        if name in {"__dict__", "__class__", "__globals__"}:
+        if name in {"__dict__", "__class__", "__globals__"} or name in STATES:
             raise Unclear(f"its code reads {name}")
         self.names.add(name)
         for cls in self._classes:

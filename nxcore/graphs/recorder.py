@@ -101,6 +101,7 @@ class Recorder(Protocol):
 
     order: Order
     lock: Any
+    on_host: bool
 
     def turn(self) -> None:
         """Let the caller's further work wait for the last replay and its copies."""
@@ -169,6 +170,8 @@ class CudaRecorder:
     device : torch.device
         A CUDA device, with its index.
     """
+
+    on_host = False
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.order = device, Order()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ class Replayed(Protocol):
     inside: Inside
     lock: Any
     count: int
+    start: Tensor | None
 
     def refuses(self, needs: tuple[bool, ...]) -> bool:
         """Return whether a replay was begun though parameters need other gradients; undo it."""
@@ -38,6 +40,9 @@ class Replayed(Protocol):
     def keeps(self, number: int) -> bool:
         """Return whether the values saved by that replay are intact."""
 
+    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[None]:
+        """Let a run draw what a replay drew that began with ``dice``."""
+
 
 class _Replay(torch.autograd.Function):
     """A captured call and its backward pass, which runs again where the capture can't serve it."""
@@ -50,7 +55,9 @@ class _Replay(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.capture, ctx.module = capture, module
         ctx.number, ctx.ticket = capture.enter()
-        return capture.forward(tensors[: capture.count])
+        out = capture.forward(tensors[: capture.count])
+        ctx.start = capture.start
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
@@ -75,7 +82,7 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     further = torch.is_grad_enabled()
     capture: Replayed = ctx.capture
     wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
-    with torch.enable_grad(), untouched(capture.inside.buffers):
+    with torch.enable_grad(), untouched(capture.inside.buffers), capture.again(ctx.start):
         out = capture.run(ctx.module, *tensors[: capture.count])
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=further, allow_unused=True))
     return [next(found) if n else None for n in needed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,9 @@ class Inside:
         Its modules, parameters and buffers are held, and the attributes of the user's own modules.
     names : list of tuple, optional
         Further dictionaries, each with a name and the value that it has there, as of ``reads_of``.
+    counts_as : callable, optional
+        Of a user's whole model: the class that a module's class counts as. Arguments of torch's own modules
+        are compared then too, such as the rate of a dropout.
 
     Attributes
     ----------
@@ -62,8 +65,14 @@ class Inside:
         if a module has hooks.
     """
 
-    def __init__(self, module: nn.Module, names: Sequence[tuple[dict[str, Any], str, Any]] = ()) -> None:
-        self.modules = tuple(module.modules())
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Sequence[tuple[dict[str, Any], str, Any]] = (),
+        *,
+        counts_as: Callable[[type], type] | None = None,
+    ) -> None:
+        self.modules, self._counts_as = tuple(module.modules()), counts_as
         # Of the user's own code: DARTS keeps its architecture's weights as such attributes.
         others = {id(t): t for m in self.modules for _, v in attributes(m) for t in _tensors(v)}
         learned = [t for t in others.values() if t.requires_grad]
@@ -99,7 +108,7 @@ class Inside:
             for own, m in zip(self._own, self.modules, strict=True)
             for name, value in attributes(m)
         ]
-        held += [*names]
+        held += [*names, *(constant for m in self.modules if counts_as for constant in _constants(m))]
         held += [(v, name, item) for _, _, v in held if type(v) is dict for name, item in v.items()]
         self._where = [where for where, _, _ in held]
         self._names = [name for _, name, _ in held]
@@ -142,7 +151,13 @@ class Inside:
             return False
         if [[*map(id, value)] for value in self._lists] != self._items:
             return False
-        return self._now() == (self._classes, self._places)
+        classes, places = self._now()
+        return places == self._places and (classes == self._classes or self._rest(classes))
+
+    def _rest(self, classes: list[type]) -> bool:
+        """Return whether other classes than before count as the same."""
+        counts_as = self._counts_as
+        return counts_as is not None and [*map(counts_as, classes)] == [*map(counts_as, self._classes)]
 
     def classes_hold(self) -> bool:
         """Return whether all modules have the classes that they had."""
@@ -180,6 +195,13 @@ def attributes(module: nn.Module) -> list[tuple[str, Any]]:
     if _known(module):
         return []
     return [(name, value) for name, value in vars(module).items() if name not in OWN]
+
+
+def _constants(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return the arguments that one of torch's modules keeps, which a program may change."""
+    held = vars(module)
+    names: Sequence[str] = getattr(type(module), "__constants__", ())
+    return [(held, name, held[name]) for name in names if name in held] if _known(module) else []
 
 
 def as_they_are(module: nn.Module, were: list[tuple[str, Any]]) -> bool:

@@ -26,7 +26,7 @@ from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
 from nxcore.nas.shared_pools import shared
 from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded, sharing
-from nxcore.nn import Part, Swap, steps
+from nxcore.nn import Part, Swap, watching
 from nxcore.nn.exchange import PATCHED
 from nxcore.nn.swap import exchanged, restore
 
@@ -106,7 +106,7 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
     if graphs:
         whole.take(model)
     if watch:
-        steps.watch(model)
+        watching.watch(model)
     return swap
 
 

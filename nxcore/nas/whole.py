@@ -15,7 +15,7 @@ from nxcore.graphs.reads import Held, Unclear, reads_of
 from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART
 from nxcore.nas.taking import LEFT, TAKING, Folded, folded
-from nxcore.nn import Part, steps
+from nxcore.nn import Part, watching
 from nxcore.nn.exchange import PATCHED
 
 ON = True
@@ -92,7 +92,7 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the ``forward`` of a network that is taken."""
     part: Any = None if torch.compiler.is_compiling() else _part(self)
     # A comparison exchanges classes of modules, for a few calls or for good.
-    if part is None or (steps.comparing(self) and not part.suits(self)):
+    if part is None or (watching.comparing(self) and not part.suits(self)):
         return before(self, *args, **kwargs)
     return folded(part, self, args, kwargs)
 

@@ -5,6 +5,7 @@ Nothing else of the module changes. A copy and a pickle are of the class without
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ class Watch(Protocol):
 
     name: str
     classes: dict[type[nn.Module], type[nn.Module]]
+    whole: Any
 
     def run(
         self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -59,7 +61,10 @@ class Watched(nn.Module):
         if is_compiling():
             _compiled(self._nxcore_name)
             return super().__call__(*args, **kwargs)
-        return self._nxcore_watch.run(self, super().__call__, args, kwargs)
+        watch, call = self._nxcore_watch, super().__call__
+        if watch.whole is not None:
+            call = functools.partial(watch.whole.call, self, call)
+        return watch.run(self, call, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of: of the class without a watch."""

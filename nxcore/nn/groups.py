@@ -14,6 +14,10 @@ from torch import nn
 
 from nxcore.nn.exchange import AWAKE, MARK, PATCHED, RESTING, become, kind
 from nxcore.nn.served import LEFT, look, rest
+from nxcore.nn.whole import ModelWhole
+
+REPLAYS = "replays"
+"""The group that is the model's replays, beside those of its modules."""
 
 GIVEN_BACK = "it rests: the model's steps are faster without it"
 
@@ -32,18 +36,26 @@ class Given:
 class Groups:
     """Exchanges the modules of a model by group.
 
+    Parameters
+    ----------
+    whole : ModelWhole, optional
+        What replays the model's calls in training.
+
     Attributes
     ----------
     resting : dict of int to Given
         The modules that are given back, by identity.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, whole: ModelWhole | None = None) -> None:
+        self._whole = whole
         self.resting: dict[int, Given] = {}
 
     def present(self, model: nn.Module, *, resting: bool = False) -> frozenset[str]:
         """Return the groups that can be given back, or are; with ``resting``, also those that rest."""
         there = {group for group, _, _, _ in self._walk(model, resting=resting)}
+        if model.training and self._whole is not None and self._whole.stands:
+            there.add(REPLAYS)
         return frozenset(there | {given.group for given in self.resting.values()})
 
     @property
@@ -53,6 +65,8 @@ class Groups:
 
     def rest(self, model: nn.Module, given: frozenset[str]) -> None:
         """Let torch serve exactly these groups."""
+        if self._whole is not None:
+            self._whole.resting = REPLAYS in given
         for key, back in list(self.resting.items()):
             if back.group not in given:
                 del self.resting[key]

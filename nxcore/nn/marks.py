@@ -39,8 +39,8 @@ class Clock(Protocol):
     def wall(self, mark: Any) -> float:
         """Return when the host made ``mark``, in seconds."""
 
-    def room(self) -> bool:
-        """Return whether there is memory for a block."""
+    def room(self, pool: int = 0) -> bool:
+        """Return whether there is memory for a block, where so many bytes are a pool's of captures."""
 
 
 class Wall:
@@ -67,7 +67,7 @@ class Wall:
         """Return ``mark``."""
         return mark
 
-    def room(self) -> bool:
+    def room(self, pool: int = 0) -> bool:  # noqa: ARG002  as of a GPU
         """Return True: the CPU's memory isn't counted."""
         return True
 
@@ -104,11 +104,11 @@ class Events:
         """Return when the event was recorded."""
         return float(mark[1])
 
-    def room(self) -> bool:
+    def room(self, pool: int = 0) -> bool:
         """Return whether half of the memory that was ever allocated could be allocated in addition."""
         free, _ = torch.cuda.mem_get_info(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
-        return free + torch.cuda.memory_reserved(self.device) - peak >= SPARE * peak
+        return free + torch.cuda.memory_reserved(self.device) - pool - peak >= SPARE * peak
 
 
 def clock_for(model: nn.Module, given: Any, now: Callable[[], float]) -> Clock:

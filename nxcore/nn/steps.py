@@ -25,7 +25,7 @@ from torch import nn
 from nxcore.interop import internals
 from nxcore.nn import exchange
 from nxcore.nn.blocks import TURNS, WARM, WITHIN, Pair
-from nxcore.nn.groups import Groups
+from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.marks import (
     Clock,
     alike,
@@ -42,7 +42,8 @@ from nxcore.nn.patience import Patience
 from nxcore.nn.served import ROAM, Changes
 from nxcore.nn.shapes import ROAMED, Shapes
 from nxcore.nn.trial import Mode, Trial
-from nxcore.session import Session, default
+from nxcore.nn.whole import ModelWhole
+from nxcore.session import Session
 
 SHARE, AHEAD_S = 0.01, 60.0
 """The share of the time that blocks may cost, and the seconds whose share may be spent from the start.
@@ -80,17 +81,24 @@ class Steps:
         Its choices decide when a trial may begin.
     now : callable
         Returns seconds.
+    whole : ModelWhole, optional
+        What replays the model's calls in training.
     """
 
     def __init__(
-        self, model: nn.Module, session: Session, now: Callable[[], float] = time.perf_counter
+        self,
+        model: nn.Module,
+        session: Session,
+        now: Callable[[], float] = time.perf_counter,
+        whole: ModelWhole | None = None,
     ) -> None:
         self.name = f"steps{next(_names)}"
         self.classes: dict[type[nn.Module], type[nn.Module]] = {}
         self.ended = ""
         self._of, self._now = weakref.ref(model), now
         self._session, self._chooser = session, session.chooser
-        self._groups, self._modes = Groups(), dict[tuple[bool, bool], Mode]()
+        self.whole, self._captured = whole, False
+        self._groups, self._modes = Groups(whole), dict[tuple[bool, bool], Mode]()
         self._mode: Mode | None = None
         self._clock: Clock | None = None
         self._lock, self._dice = threading.Lock(), random.Random(0)
@@ -141,13 +149,14 @@ class Steps:
     @property
     def report(self) -> list[str]:
         """The present state or the result, a line a mode."""
+        whole = [] if self.whole is None else self.whole.report
         if self.ended:
-            return [f"not compared: {self.ended}"]
+            return [f"not compared: {self.ended}", *whole]
         found = [
             f"{'training' if training else 'evaluation'}{' under autocast' * cast}: {mode.state}"
             for (training, cast), mode in self._modes.items()
         ]
-        return found or ["waits for calls"]
+        return [*(found or ["waits for calls"]), *whole]
 
     @property
     def open(self) -> bool:
@@ -173,13 +182,18 @@ class Steps:
     def _idle(self, model: nn.Module) -> bool:
         """Return whether there is nothing to do for this call."""
         mode = self._mode
-        if mode is None or self._disturbed or mode is not self._modes.get(mode_of(model)):
+        if mode is None or self._disturbed or mode is not self._modes.get(mode_of(model)) or self._turned:
             return False
         if Changes.moved != self._moved or Changes.woken != self._woken or (mode.given and requested()):
             return False
         if not mode.over:
             return mode.trial is None and self._now() < self._patience.poll
         return mode.made == self._chooser.made and (mode.again == math.inf or self._now() <= mode.again)
+
+    @property
+    def _turned(self) -> bool:
+        """Whether replays have begun or ended since the modes were cleared."""
+        return self.whole is not None and bool(self.whole.captured) is not self._captured
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the beginning of a step."""
@@ -212,8 +226,9 @@ class Steps:
 
     def _entered(self, model: nn.Module) -> Mode:
         """Return the mode of this call; exchange modules if it has changed, or something else has."""
-        if Changes.moved != self._moved:  # maybe another model's
+        if Changes.moved != self._moved or self._turned:  # maybe another model's
             self._moved, self._clock, self._disturbed = Changes.moved, None, True
+            self._captured = self.whole is not None and bool(self.whole.captured)
             for mode in self._modes.values():
                 mode.clear()
         mode = self._modes.setdefault(mode_of(model), Mode())
@@ -246,7 +261,10 @@ class Steps:
             return False
         if not mode.over:
             mode.state = f"waits: {ROAMED if self._shapes.roam else 'choices are still being made'}"
-        return not self._shapes.roam and self._patience.over(now, lambda: capture_is_due(model))
+        return not self._shapes.roam and self._patience.over(now, lambda: self._is_due(model))
+
+    def _is_due(self, model: nn.Module) -> bool:
+        return (self.whole is not None and self.whole.pending) or capture_is_due(model)
 
     def _close(self, mode: Mode, state: str) -> None:
         """End the mode's trials."""
@@ -310,7 +328,7 @@ class Steps:
             TURNS.leave(self)
         elif not free:
             self._close(mode, "not compared: its steps share backward passes")
-        elif not clock.room():
+        elif not clock.room(self.whole.pool if self.whole else 0):
             self._close(mode, "not compared: plain steps may need more memory than is free")
         elif not self._affords(model, mode, pair, clock):
             pair.tries = 0
@@ -325,7 +343,8 @@ class Steps:
     def _affords(self, model: nn.Module, mode: Mode, pair: Pair, clock: Clock) -> bool:
         """Return whether a block is within the share; at first a plain step lacks what replays save."""
         if mode.extra is None:  # once: to look at all modules takes milliseconds
-            mode.extra = (WARM + WITHIN) * max(FIRST * self._step_s(pair, clock), saved_s(model))
+            saved = saved_s(model) + (self.whole.saved_ms / 1e3 if self.whole else 0.0)
+            mode.extra = (WARM + WITHIN) * max(FIRST * self._step_s(pair, clock), saved)
         # Blocks of our steps, after all were given back, may be slower than plain ones.
         ahead = 0.0 if mode.given else AHEAD_S
         elapsed = max(self._now() - self._patience.began, ahead)
@@ -352,8 +371,11 @@ class Steps:
         """Give back or take back what a verdict says; after all were given back, try each group alone."""
         if trial.verdict == "other":
             mode.given = trial.other
+            if self.whole is not None and REPLAYS in trial.other:
+                self.whole.give_back()
+                self._captured = False
             if not trial.present and len(trial.other) > 1:
-                mode.queue = sorted(trial.other)
+                mode.queue = sorted(trial.other - {REPLAYS})
         mode.state = trial.summary
         _log.info("steps: %s: %s", type(model).__name__, mode.state)
         self._drop()
@@ -362,34 +384,3 @@ class Steps:
             mode.begin(Trial(mode.given, mode.given - {mode.queue.pop(0)}), mode.made)
         else:
             self._close(mode, mode.state)
-
-
-def watch(model: nn.Module, session: Session | None = None) -> None:
-    """Watch the steps of ``model``, if the settings allow it and there is anything to exchange."""
-    session = session or default()
-    if not session.settings.watch or next(model.children(), None) is None:
-        return
-    if Groups().present(model, resting=True):
-        exchange.hold(model, Steps(model, session))
-
-
-def unwatch(model: nn.Module) -> None:
-    """End the watches over ``model`` and its modules; all modules are taken back."""
-    for module in model.modules():
-        if isinstance(held := exchange.watch_within(module), Steps):
-            held.end()
-
-
-def comparing(model: nn.Module) -> bool:
-    """Return whether steps of ``model`` are compared, or will be."""
-    held = exchange.watch_within(model)
-    return isinstance(held, Steps) and held.open
-
-
-def report(model: nn.Module) -> list[str]:
-    """Return what the watch over ``model`` found; the modules are as between blocks."""
-    held = exchange.watch_within(model)
-    if not isinstance(held, Steps):
-        return []
-    held.pause()
-    return held.report

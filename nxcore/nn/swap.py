@@ -6,13 +6,13 @@ Torch itself is not patched.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
 
-from nxcore.nn import activations, steps
+from nxcore.nn import activations, watching
 from nxcore.nn.exchange import MARK, RESTING, awake
 from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
@@ -26,6 +26,7 @@ from nxcore.nn.modules import (
 from nxcore.nn.prepare import shown
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.served import LEFT, SERVED, Served, look, wake
+from nxcore.nn.whole import whole_for
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -51,6 +52,8 @@ class Swap:
         The name of a module in the model -> its former class. A shared module has one name.
     left : dict of str to str
         The name of a module -> why it was not changed.
+    replays : str
+        Whether training steps of the model may be replayed; if not, why.
 
     Examples
     --------
@@ -62,9 +65,10 @@ class Swap:
 
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    replays: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return both as plain data."""
+        """Return all as plain data."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -75,10 +79,13 @@ class Swap:
             like.setdefault(text.partition(": ")[0], []).append(text)
         for head, texts in sorted(like.items(), key=lambda item: -len(item[1])):
             lines.append(f"  left {len(texts)}: {head if len(set(texts)) > 1 else texts[0]}")
+        lines += [f"  steps: {self.replays}"] if self.replays else []
         return "\n".join(lines)
 
 
-def accelerate(model: nn.Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True) -> Swap:
+def accelerate(
+    model: nn.Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True, graphs: bool = True
+) -> Swap:
     """Make the modules of ``model`` run nxcore's operators; see ``nxcore.accelerate``.
 
     >>> nxcore.nn.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
@@ -87,14 +94,19 @@ def accelerate(model: nn.Module, prepare: tuple[Any, ...] | None = None, *, watc
     swap = exchanged(model)
     if prepare is not None:
         shown(model, prepare)
-    if watch:
-        steps.watch(model)
+    whole = whole_for(model) if graphs else None
+    if isinstance(whole, str):
+        swap, whole = replace(swap, replays=f"are not replayed: {whole}"), None
+    elif whole is not None:
+        swap = replace(swap, replays="may be replayed in training")
+    if watch or whole is not None:
+        watching.watch(model, whole=whole, compares=watch)
     return swap
 
 
 def exchanged(model: nn.Module) -> Swap:
     """Exchange the classes of modules that an operator can serve; end watches over steps."""
-    steps.unwatch(model)
+    watching.unwatch(model)
     swap = Swap()
     for name, module in model.named_modules():
         cls = type(module)
@@ -116,7 +128,7 @@ def restore(model: nn.Module) -> Swap:
     >>> nxcore.nn.accelerate(model).replaced == nxcore.nn.restore(model).replaced
     True
     """
-    steps.unwatch(model)
+    watching.unwatch(model)
     swap = Swap()
     for name, module in model.named_modules():
         cls = awake(module)

@@ -14,7 +14,7 @@ from torch import nn
 from nxcore.choose.pairs import TORCH
 from nxcore.context import in_force
 from nxcore.measure.timing import duration
-from nxcore.nn import steps
+from nxcore.nn import watching
 from nxcore.nn.exchange import PATCHED, kind
 from nxcore.nn.prepare import step
 from nxcore.nn.served import Served
@@ -124,7 +124,7 @@ class ModelExplanation:
 
 def explain(model: nn.Module, *args: Any, **kwargs: Any) -> ModelExplanation:
     """Return what serves the modules of ``model``; see ``nxcore.explain``."""
-    found = tuple(steps.report(model))
+    found = tuple(watching.report(model))
     session, names = default(), _concerned(model)
     left = {n: why for n, why in standing(model).left.items() if n not in names.values()}
     modules = dict(model.named_modules())
@@ -133,7 +133,7 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> ModelExplanation:
     if args or kwargs:
         with in_force(as_is=True), session.observed(seen):
             step(model, args, kwargs)
-    watched, stepped = steps.comparing(model), bool(args or kwargs)
+    watched, stepped = watching.comparing(model), bool(args or kwargs)
     rows = tuple(
         _row(session, (name, type(modules[name]).__name__), reasons[name], seen, stepped, watched)
         for name in names.values()

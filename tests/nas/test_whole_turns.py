@@ -11,7 +11,7 @@ from nxcore.context import PREFERENCE
 from nxcore.graphs import whole as of_graphs
 from nxcore.graphs.part import MET, SETTLED
 from nxcore.nas.mixed import PART
-from nxcore.nn import steps
+from nxcore.nn import watching
 from nxcore.nn.groups import Groups
 from tests.nas import darts
 from tests.nas.test_replays import agree, taped
@@ -30,7 +30,7 @@ def test_while_steps_are_compared_another_class_of_a_module_runs_and_the_capture
     patched = copy.deepcopy(plain)
     nas.patch(patched, watch=False)
     tape = taped(patched)
-    monkeypatch.setattr(steps, "comparing", lambda model: True)
+    monkeypatch.setattr(watching, "comparing", lambda model: True)
     groups = Groups()
     groups.rest(patched, frozenset({"BatchNorm2d"}))
     agree(plain, patched, SETTLED)

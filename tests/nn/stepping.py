@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, steps
+from nxcore.nn import exchange, steps, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
 from nxcore.session import Session
@@ -70,7 +70,7 @@ def session(light: None, monkeypatch: pytest.MonkeyPatch) -> Session:
     """Serve all modules by kernels, so that none rests by itself."""
     found = fakes.session(fakes.backend())
     serve_by(found, monkeypatch, "fake")
-    monkeypatch.setattr(steps, "default", lambda: found)
+    monkeypatch.setattr(watching, "default", lambda: found)
     return found
 
 

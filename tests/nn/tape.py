@@ -42,6 +42,8 @@ class Tape:
     more. ``beside`` are its lanes, and ``memory`` the bytes that it holds.
     """
 
+    on_host = True  # the device's random generator is that of the host
+
     def __init__(self, slow=0.0):
         self.beside, self.memory = None, 0
         self.slow, self.captured, self.replayed, self.order = slow, 0, 0, Order()

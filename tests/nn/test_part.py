@@ -301,7 +301,7 @@ def test_operations_are_replayed_side_by_side_where_that_is_measured_to_pay(monk
         compared.append([work() for work in works])
         return [2.0, 1.0] if len(compared) == 1 else [1.0, 1.0 / gain]
 
-    monkeypatch.setattr(capture, "_compared", times)
+    monkeypatch.setattr(capture, "compared", times)
     pair.met()
     assert pair.tape.captured == 4, "on one stream and on several"
     assert set(pair.tape.beside.counts) == {3}

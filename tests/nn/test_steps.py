@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, patience, shapes, steps
+from nxcore.nn import exchange, patience, shapes, steps, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
 from nxcore.nn.served import AFTER, ROAMS, Served
@@ -287,7 +287,7 @@ def test_one_model_at_a_time_has_a_block(make: Make) -> None:
     first, second = make(BatchNorm2d=(0.01, 0.02)), make(BatchNorm2d=(0.02, 0.01))
     second.clock[0] = first.clock[0]
     exchange.release(second)
-    exchange.hold(second, steps.Steps(second, steps.default(), first.clock[0]))
+    exchange.hold(second, steps.Steps(second, watching.default(), first.clock[0]))
     for _ in range(3000):
         train(first, 1)
         train(second, 1)

@@ -56,7 +56,7 @@ def test_what_is_replaced_and_what_is_left_is_said_with_the_reason() -> None:
         "5": NOT_WON,
         "7": "no operator for SyncBatchNorm",
     }
-    assert swap.to_dict() == {"replaced": swap.replaced, "left": swap.left}
+    assert swap.to_dict() == {"replaced": swap.replaced, "left": swap.left, "replays": ""}
     text = str(swap)
     assert text.startswith("replaced 4, left 6\n  0: Conv2d\n")
     assert "\n  left 1: it has parametrizations" in text

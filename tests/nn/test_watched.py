@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nxcore
 from nxcore.graphs.snapshot import Inside
-from nxcore.nn import exchange, steps
+from nxcore.nn import exchange, steps, watching
 from nxcore.nn.exchange import RESTING, Watched, kind
 from nxcore.nn.groups import Groups
 from nxcore.nn.marks import differentiated
@@ -50,7 +50,7 @@ def test_a_checkpoint_runs_again_what_it_ran(make: Make, reentrant: bool) -> Non
     outer = Outer(inner)
     nxcore.accelerate(outer, watch=False)
     clock = inner.clock[0]
-    exchange.hold(outer, steps.Steps(outer, steps.default(), clock))
+    exchange.hold(outer, steps.Steps(outer, watching.default(), clock))
     train(outer, 1500)
     assert given_back(outer) == {"BatchNorm2d", "MaxPool2d", "AvgPool2d"}
 
@@ -285,7 +285,7 @@ def test_it_holds_no_model(make: Make) -> None:
 
 def test_settings_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = Session(Settings(watch=False), fakes.registry(fakes.backend()))
-    monkeypatch.setattr(steps, "default", lambda: quiet)
+    monkeypatch.setattr(watching, "default", lambda: quiet)
     model = nn.Sequential(nn.MaxPool2d(2))
     nxcore.accelerate(model)
     assert type(model) is nn.Sequential

@@ -1,0 +1,55 @@
+"""Watching: whether a model has a watch over its steps, and what that has found."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from nxcore.nn import exchange
+from nxcore.nn.groups import Groups
+from nxcore.nn.steps import Steps
+from nxcore.nn.whole import Calls, ModelWhole
+from nxcore.session import Session, default
+
+
+def watch(
+    model: nn.Module,
+    session: Session | None = None,
+    whole: ModelWhole | None = None,
+    *,
+    compares: bool = True,
+) -> None:
+    """Watch the steps of ``model``, if the settings allow it and there is anything to exchange.
+
+    Steps aren't compared unless it ``compares``; ``whole`` replays them in any case.
+    """
+    session = session or default()
+    if not (session.settings.watch and compares) or next(model.children(), None) is None:
+        if whole is not None:
+            exchange.hold(model, Calls(whole))
+    elif Groups(whole).present(model, resting=True) or whole is not None:
+        exchange.hold(model, Steps(model, session, whole=whole))
+
+
+def unwatch(model: nn.Module) -> None:
+    """End the watches over ``model`` and its modules; all modules are taken back."""
+    for module in model.modules():
+        held = exchange.watch_within(module)
+        if isinstance(held, Steps):
+            held.end()
+        elif held is not None and exchange.watch_of(module) is held:
+            exchange.release(module)
+
+
+def comparing(model: nn.Module) -> bool:
+    """Return whether steps of ``model`` are compared, or will be."""
+    held = exchange.watch_within(model)
+    return isinstance(held, Steps) and held.open
+
+
+def report(model: nn.Module) -> list[str]:
+    """Return what the watch over ``model`` found; the modules are as between blocks."""
+    held = exchange.watch_within(model)
+    if isinstance(held, Steps):
+        held.pause()
+        return held.report
+    return [] if held is None else list(held.whole.report)

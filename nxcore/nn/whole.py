@@ -1,0 +1,192 @@
+"""Whole: an accelerated model whose training steps are replayed, each as two CUDA graphs.
+
+A model of many small kernels waits for the host, whatever serves its modules. A replay takes the host two
+launches. So the model's own call becomes a part, if a replay certainly does the same: its code and that of
+its modules reads nothing but what is tested at each call. Torch serves the calls before the capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nxcore.graphs.capture import Capture
+from nxcore.graphs.part import Part
+from nxcore.graphs.reads import Held, Unclear, reads_of
+from nxcore.graphs.recorder import Recorder, recorder_of
+from nxcore.graphs.whole import Whole
+from nxcore.interop import internals
+from nxcore.nn.exchange import AWAKE, OF, PATCHED, kind
+
+PACKAGES = ("torch.", "nxcore.")
+"""Packages whose modules aren't read: they depend on their class, their tensors and their arguments alone."""
+
+_names = itertools.count()
+
+
+class ModelWhole(Whole):
+    """The part that is a whole model.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model; no reference to it is kept.
+    record : callable
+        As of ``Part``.
+
+    Attributes
+    ----------
+    resting : bool
+        Whether a watch over the model's steps lets all calls run.
+    pool : int
+        The bytes of the device's memory that captures have taken.
+    """
+
+    def __init__(
+        self, model: nn.Module, record: Callable[[torch.device], Recorder | None] = recorder_of
+    ) -> None:
+        super().__init__(_run, names_of, record)
+        self.resting, self.pool = False, 0
+        self._of, self._dice = weakref.ref(model), Tensor()
+
+    @property
+    def stands(self) -> bool:
+        """Whether calls are replayed, or may be."""
+        return bool(self._captures) or not self._refusal
+
+    @property
+    def report(self) -> list[str]:
+        """Its state, as a line."""
+        return [f"the model: {self.state}"]
+
+    def give_back(self) -> None:
+        """Run all calls from now on, since steps are faster that way; free the captures."""
+        self.leave("the model's steps are faster without it")
+        self.clear()
+        self.pool = 0
+
+    def call(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Replay the call if its signature was captured; otherwise run it, by ``call``."""
+        if self.resting or kwargs or not args or not self.stands or not all(map(_plain, args)):
+            return call(*args, **kwargs)
+        if self._record(args[0].device) is None or module is not self._of() or _apart():
+            return call(*args)
+        return self(module, *args)
+
+    def _ran(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        recorder = self._record(tensors[0].device)
+        self._dice = recorder.dice() if recorder else Tensor()
+        found = super()._ran(key, module, tensors)
+        if not self._roomy:
+            self.leave("there is too little memory for a capture")
+        return found
+
+    def _made_of(
+        self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
+    ) -> Capture:
+        torchs, self._torchs = self._torchs, None
+        names, before = self._reads(module), _reserved(tensors[0].device)
+        made = Capture(
+            *(self.run, module, tensors, recorder, names, ran_s, torchs, self._dice),
+            counts_as=_counts_as,
+        )
+        self.pool += max(0, _reserved(tensors[0].device) - before)
+        return made
+
+
+class Calls:
+    """A watch that compares nothing: a model's calls are replayed, no more.
+
+    Parameters
+    ----------
+    whole : ModelWhole
+        What replays them.
+    """
+
+    def __init__(self, whole: ModelWhole) -> None:
+        self.name, self.whole = f"calls{next(_names)}", whole
+        self.classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+    def run(
+        self, _model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return ``call(*args, **kwargs)``."""
+        return call(*args, **kwargs)
+
+
+def whole_for(model: nn.Module) -> ModelWhole | str | None:
+    """Return what replays the calls of ``model``; or why nothing does. None where there are no graphs."""
+    if not available() or next(model.children(), None) is None:
+        return None
+    for module in model.modules():
+        if hasattr(type(module), PATCHED) or any(isinstance(value, Part) for value in vars(module).values()):
+            return "parts of it may be"
+    try:
+        names_of(model)
+    except Unclear as why:
+        return str(why)
+    return ModelWhole(model, recorder_of)
+
+
+def available() -> bool:
+    """Return whether a device has graphs."""
+    return torch.cuda.is_available()
+
+
+def names_of(model: nn.Module) -> list[Held]:
+    """Return the names that the code of ``model`` and its modules reads, with their values.
+
+    Raises
+    ------
+    Unclear
+        If it may depend on more, or change something.
+    """
+    found: dict[type, list[Held]] = {}
+    for name, module in model.named_modules():
+        held, cls = vars(module), kind(module)
+        try:
+            if "forward" in held:
+                raise Unclear("its forward is an attribute")
+            if held.get("_compiled_call_impl") is not None:
+                raise Unclear("it is compiled")
+            if not (cls.__module__ + ".").startswith(PACKAGES):
+                found[cls] = reads_of(module, cls)
+        except Unclear as why:
+            raise Unclear(f"{name}: {why}" if name else str(why)) from None
+    return [held for names in found.values() for held in names]
+
+
+def _run(module: nn.Module, *tensors: Tensor) -> Any:
+    """Return the result of the model's own call, without its watch."""
+    call: Any = kind(module).__call__
+    return call(module, *tensors)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _apart() -> bool:
+    """Return whether a call is within a backward pass, or of a step of several ranks.
+
+    These exchange gradients while others are computed; of a replay all come at its end.
+    """
+    spread = torch.distributed
+    return internals.backward_pass() != -1 or (
+        spread.is_available() and spread.is_initialized() and spread.get_world_size() > 1
+    )
+
+
+def _counts_as(cls: type) -> type:
+    """Return the class of a module without a watch, and when it is awake."""
+    own: type[nn.Module] = vars(cls).get(OF, cls)
+    return AWAKE.get(own, own)
+
+
+def _reserved(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
