@@ -47,6 +47,8 @@ class Preference(NamedTuple):
     later : bool
         Let torch serve problems that are on record, or that would be measured now: a capture takes the place
         of their calls.
+    patient : bool
+        What is to be decided at once may also be measured beside the program: the caller comes back.
     """
 
     backends: tuple[str, ...] = ()
@@ -55,6 +57,7 @@ class Preference(NamedTuple):
     at_once: bool = False
     as_is: bool = False
     later: bool = False
+    patient: bool = False
 
 
 NOTHING = Preference()

@@ -83,7 +83,9 @@ class Session:
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, transfer.shipped)
         there = None if registry else workers.of(self.settings, "nxcore.choose.worker")
         self.tuner = Tuner(self.registry, self.gate, effort, there, settings=self.settings)
-        self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget, wrap=guarded)
+        beside = None if registry else workers.measuring(self.settings, "nxcore.choose.worker")
+        recall = Recall(self.tuner, self.wisdom)
+        self.chooser = Chooser(self.settings, recall, self._forget, wrap=guarded, surveyor=beside)
         self.joiner = Joiner(self.chooser, self.op)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
@@ -169,8 +171,10 @@ class Session:
 
     @property
     def learning(self) -> bool:
-        """Whether any frequent problem is still in exploration."""
-        return any(e.known and not e.over for e in self.chooser.explorations())
+        """Whether any frequent problem is still in exploration, or is measured beside the program."""
+        return bool(self.chooser.survey.open) or any(
+            e.known and not e.over for e in self.chooser.explorations()
+        )
 
     def hold(self, lock: Lock, policy: str) -> None:
         """Use ``lock`` from now on, and ``policy`` for problems that the lock doesn't hold."""

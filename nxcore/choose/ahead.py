@@ -11,7 +11,7 @@ import torch
 
 from nxcore.choose.contenders import Contender
 from nxcore.choose.tuner import Tuner
-from nxcore.choose.workers import Answer, Workers
+from nxcore.choose.workers import SEVERAL, Answer, Workers
 from nxcore.errors import FOREIGN
 from nxcore.observe.bar import Advance, told
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
@@ -27,9 +27,6 @@ Name = tuple[str, Hashable]
 """A kernel's label, and the problem, or the operator, dtype and name of a sample."""
 Tasks = dict[Name, tuple[Problem, str, str]]
 """Tasks by name: problem, kernel's label, and sample."""
-
-SEVERAL = 2
-"""The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
 
 
 def pays(tuner: Tuner) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from nxcore.choose.ahead import SEVERAL, compiled, pays
 from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.learn.doubt import Doubts
@@ -24,10 +23,10 @@ from nxcore.choose.pairs import Pairs
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
-from nxcore.choose.shortlist import Shortlist
+from nxcore.choose.survey import Survey
+from nxcore.choose.workers import Workers
 from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
-from nxcore.observe.bar import shown
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Kernel, Refusal
 from nxcore.spec.problem import Problem
@@ -71,6 +70,8 @@ class Chooser:
         Called when a choice in use has changed, so that its plans must be dropped.
     wrap : callable
         As ``Learner`` takes it.
+    surveyor : Workers, optional
+        The worker that measures problems beside the program.
 
     Attributes
     ----------
@@ -79,11 +80,21 @@ class Chooser:
     """
 
     def __init__(
-        self, settings: Settings, recall: Recall, changed: Callable[[], None], *, wrap: Wrap
+        self,
+        settings: Settings,
+        recall: Recall,
+        changed: Callable[[], None],
+        *,
+        wrap: Wrap,
+        surveyor: Workers | None = None,
     ) -> None:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
-        self.learner = Learner(recall, changed, self.watches, wrap=wrap, family=self.between)
+        self.survey = Survey(surveyor, changed)
+        self.learner = Learner(
+            recall, changed, self.watches, wrap=wrap, family=self.between, survey=self.survey
+        )
+        self.survey.keep_to(lambda: self.learner.pace)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.estimator, self.pairs = Estimator(recall), Pairs(recall, self.lock)
         self.pruner, recall.spared = Pruner(self.estimator), self._spared
@@ -224,6 +235,7 @@ class Chooser:
         self._threads = threading.RLock()
         self.learner.after_fork()
         self.watches.after_fork()
+        self.survey.after_fork()
         for key in [k for k, c in self.choices.items() if c.decision.rule == "exploring"]:
             del self.choices[key]
         self._changed()
@@ -246,8 +258,10 @@ class Chooser:
         order, policy = PREFERENCE.get(), self.policy
         if not order.later or order.backends or backend or self.lock.chosen or policy == "frozen":
             return ""
-        if policy != "measure" and ((page := self.recall.wisdom.read(problem)) is None or page.open):
-            return ""
+        if policy != "measure" and not self.survey.takes(problem):
+            page = self.recall.wisdom.read(problem)
+            if page is None or page.open:
+                return ""
         return "torch serves it until a replay takes the place of its calls"
 
     def _decide(self, key: Key, problem: Problem, args: tuple[Any, ...], backend: str | None) -> Choice:
@@ -265,14 +279,14 @@ class Chooser:
             known = self.recall.related(problem, args)
         if known is not None:
             return self.doubts.over(known, problem) if policy in LEARNING else known
+        if policy in LEARNING and (why := self.survey.stays.get(problem)):
+            return self.tuner.stay(problem, None, why)
         if policy == "measure":
-            listed = self.pruner.shortlist(problem)
-            self._compile(problem, listed)
-            return self.recall.kept(
-                problem,
-                args,
-                self.tuner.choose(problem, args, shortlist=listed, before=self.recall.before(problem)),
-            )
+            if at_once and PREFERENCE.get().patient and self.survey.takes(problem):
+                self.survey.ask(problem)
+                if self.survey.takes(problem):  # it can be measured there
+                    return guess(self.tuner.stay(problem, None, "it is being measured beside the program"))
+            return self.pruner.measured(problem, args)
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
             serve = functools.partial(self._learnt, key, self.lock)
@@ -284,8 +298,7 @@ class Chooser:
             reason += ", and NXCORE_NO_MEASURE is set"
         elif self.in_force in LATER and policy == "estimate":
             reason += LATER[self.in_force]
-        stayed = self.tuner.stay(problem, None, reason)
-        return replace(stayed, decision=replace(stayed.decision, rule="prior"))
+        return guess(self.tuner.stay(problem, None, reason))
 
     def between(self, problem: Problem, args: tuple[Any, ...] | None = None) -> Choice | None:
         """Return the choice of its family for a problem between two measured ones; None if it has none.
@@ -305,15 +318,8 @@ class Chooser:
     def _spared(self, problem: Problem) -> dict[str, Refusal]:
         """Return the refusals of kernels that aren't worth compiling; have the others compiled."""
         listed = self.pruner.shortlist(problem)
-        self._compile(problem, listed)
+        self.pruner.compile(problem, listed)
         return {**listed.pruned, **{n: listed.spare(n) for n in listed.order[listed.most :]}}
-
-    def _compile(self, problem: Problem, listed: Shortlist) -> None:
-        """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""
-        if len(listed.order) and pays(self.tuner):
-            with shown(f"compiles {problem.op}") as advance:
-                first = [label for label in listed.missing if label in listed.first]
-                compiled(self.tuner, [problem], advance, missing=lambda _: first, least=SEVERAL)
 
     def promising(self, problem: Problem) -> tuple[str, ...]:
         """Return the kernels that are worth a compiler's seconds: the winner on record, if there is one."""
@@ -332,6 +338,11 @@ class Chooser:
         if choice.decision.rule not in ("exploring", *GUESSED):
             self.recorded.add(problem)
             self._made += 1
+
+
+def guess(choice: Choice) -> Choice:
+    """Return a choice as one that isn't based on the problem itself."""
+    return replace(choice, decision=replace(choice.decision, rule="prior"))
 
 
 def torch_alone(problem: Problem) -> str:

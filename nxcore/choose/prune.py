@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from nxcore.choose.ahead import compilable, from_disk, pays
+from nxcore.choose.ahead import compilable, compiled, from_disk, pays
+from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
+from nxcore.choose.workers import SEVERAL
+from nxcore.observe.bar import shown
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
@@ -55,6 +58,20 @@ class Pruner:
         predicted, wins = self.estimator.predicted(problem, able), self.estimator.wins(problem)
         here = [label for label in backends if waits and not compilable(able[label][0], problem)]
         return shortlisted(backends, predicted, wins, most, ready, here)
+
+    def measured(self, problem: Problem, args: tuple[Any, ...]) -> Choice:
+        """Compile what is worth it, race the kernels, and keep the result; return the choice."""
+        listed, recall = self.shortlist(problem), self.estimator.recall
+        self.compile(problem, listed)
+        before = recall.before(problem)
+        return recall.kept(problem, args, self.tuner.choose(problem, args, shortlist=listed, before=before))
+
+    def compile(self, problem: Problem, listed: Shortlist) -> None:
+        """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""
+        if len(listed.order) and pays(self.tuner):
+            with shown(f"compiles {problem.op}") as advance:
+                first = [label for label in listed.missing if label in listed.first]
+                compiled(self.tuner, [problem], advance, missing=lambda _: first, least=SEVERAL)
 
     def _found(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool | None:
         """Return whether a kernel on disk can serve a problem; None if it must be compiled.

@@ -1,6 +1,7 @@
 """A worker: compiles and verifies kernels for the process that started it; see ``nxcore.choose.workers``.
 
-``python -m`` this module reads one task a line from its standard input, and ends when that does.
+``python -m`` this module reads one task a line from its standard input, and ends when that does. One that has
+a GPU measures problems; see ``nxcore.choose.survey``.
 """
 
 from __future__ import annotations
@@ -11,22 +12,32 @@ import queue
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from nxcore.choose import workers
+from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.prune import Pruner
+from nxcore.choose.recall import Recall
+from nxcore.choose.survey import adopt
 from nxcore.choose.tuner import Tuner
 from nxcore.interop import native
 from nxcore.registry import made
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
 from nxcore.spec.composed import taken_apart
-from nxcore.spec.device import pretend
+from nxcore.spec.device import current, pretend
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
+from nxcore.store import transfer
 from nxcore.store.files import Store
-from nxcore.store.problems import described, moved
+from nxcore.store.problems import arguments, described, moved
+from nxcore.store.wisdom import Wisdom
 from nxcore.trust.gate import Gate, brief
 
 NICE = 19
@@ -49,6 +60,37 @@ def done(tuner: Tuner, task: dict[str, Any]) -> str:
     else:
         tuner.enter(*owned[0], problem, (), first=False)
     return ""
+
+
+class Surveyor:
+    """Measures problems, and keeps what it finds on disk.
+
+    Parameters
+    ----------
+    tuner : Tuner
+        Verifies and races kernels.
+    """
+
+    def __init__(self, tuner: Tuner) -> None:
+        self.tuner = tuner
+        # It reads the package's record at its first task, which tells where that is.
+        self.pruner = Pruner(Estimator(Recall(tuner, Wisdom(tuner.gate.store, transfer.shipped))))
+
+    def measured(self, task: dict[str, Any]) -> str:
+        """Race the kernels of a problem as its call would under ``measure``.
+
+        Return why torch serves it if there was no race; empty if what was found is on disk.
+        """
+        transfer.SHIPPED = Path(task["shipped"])
+        adopt(task["modes"])
+        made.restore(self.tuner.registry, task.get("expression"))
+        problem = described(self.tuner.registry.spec(task["op"]), task["problem"])
+        if problem.device.type == "cuda":
+            problem = moved(problem, torch.device("cuda", task["index"]))
+        with current(problem.device):
+            choice = self.pruner.measured(problem, arguments(problem))
+        raced = self.pruner.estimator.recall.wisdom.read(problem) is not None
+        return "" if raced else choice.decision.reason
 
 
 def _sampled(problem: Problem, name: str) -> Problem:
@@ -85,7 +127,8 @@ def main() -> int:
         registry = installed(settings)
         gate = Gate(registry, Store(settings.cache))
         gate.quarantine.work_for(os.getppid())
-        tuner, tasks = Tuner(registry, gate), queue.SimpleQueue[str]()
+        tuner = Tuner(registry, gate, workers=workers.of(settings, "nxcore.choose.worker"))
+        tasks, surveyor = queue.SimpleQueue[str](), Surveyor(tuner)
 
         def read() -> None:
             for line in sys.stdin:
@@ -95,14 +138,19 @@ def main() -> int:
 
         threading.Thread(target=read, daemon=True).start()
         while True:
-            task, began = json.loads(tasks.get()), _spent_s()
-            before = tally().compilations
+            task = json.loads(tasks.get())
+            surveys = "modes" in task
+            clock: Callable[[], float] = time.monotonic if surveys else _spent_s
+            began, before, why, stays = clock(), tally().compilations, "", ""
             try:
-                why = done(tuner, task)
+                if surveys:
+                    stays = surveyor.measured(task)
+                else:
+                    why = done(tuner, task)
             except Exception as error:  # noqa: BLE001  the next task may be done
                 why = brief(error)
-            took = {"seconds": _spent_s() - began, "compilations": tally().compilations - before}
-            answers.write(json.dumps({"why": why, **took}) + "\n")
+            took = {"seconds": clock() - began, "compilations": tally().compilations - before}
+            answers.write(json.dumps({"why": why, "stays": stays, **took}) + "\n")
 
 
 if __name__ == "__main__":

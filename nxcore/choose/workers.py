@@ -37,6 +37,11 @@ MOST = 8
 MANY = 8
 """The cores from which on a program that only calls has more than one worker."""
 
+SEVERAL = 2
+"""The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 PATIENCE_S = 600.0
 """Seconds after which a worker that doesn't answer is ended."""
 
@@ -62,19 +67,22 @@ class Answer:
     why : str
         Why there is no result on disk; empty if there is.
     seconds : float
-        The processor time that it took.
+        The processor time that it took; of a measurement the seconds.
     compilations : int
         How much was compiled.
+    stays : str
+        Why torch serves a problem that was to be measured: no kernel could be raced. Empty otherwise.
     """
 
     why: str = ""
     seconds: float = 0.0
     compilations: int = 0
+    stays: str = ""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A kernel to compile and verify for a problem.
+    """What a worker is to do: compile and verify a kernel for a problem, or measure the problem.
 
     Attributes
     ----------
@@ -104,6 +112,8 @@ class Workers:
         The most workers at once.
     patience, idle : float
         See ``PATIENCE_S`` and ``IDLE_S``.
+    affords : callable
+        Returns whether another task may begin now.
     """
 
     def __init__(
@@ -114,9 +124,10 @@ class Workers:
         *,
         patience: float = PATIENCE_S,
         idle: float = IDLE_S,
+        affords: Callable[[], bool] = lambda: True,
     ) -> None:
         self._command, self._environment, self.most = tuple(command), dict(environment), most
-        self._patience, self._idle_s = patience, idle
+        self._patience, self._idle_s, self.affords = patience, idle, affords
         self._lock, self._tasks, self._workers = threading.Lock(), list[Task](), list[_Worker]()
         self._last = time.monotonic()
         self.thread: threading.Thread | None = None
@@ -133,14 +144,20 @@ class Workers:
 
         For a GPU it is compiled alone, for ``problem`` or for a ``sample`` of its operator.
         """
-        request = {
-            "op": problem.op,
-            "problem": key(problem),
-            "kernel": kernel,
-            "threads": torch.get_num_threads(),
-        }
+        request: dict[str, Any] = {"kernel": kernel, "threads": torch.get_num_threads()}
         if problem.device.type == "cuda":
             request |= {"sample": sample, "device": properties(problem.device)}
+        self.give(problem, request, answered, heat)
+
+    def give(
+        self,
+        problem: Problem,
+        request: Mapping[str, Any],
+        answered: Callable[[Answer], None],
+        heat: float = 0.0,
+    ) -> None:
+        """Have a worker do a task of ``problem``; call ``answered`` later."""
+        request = {"op": problem.op, "problem": key(problem)} | dict(request)
         if problem.spec.expression is not None:  # the worker may not know the operator
             request["expression"] = plain(problem.spec)
         with self._lock:
@@ -201,6 +218,8 @@ class Workers:
                 free = next((w for w in self._workers if w.task is None), None)
                 if not self._tasks or (free is None and len(self._workers) >= self.most):
                     return
+                if not self.affords():
+                    return
                 task = max(self._tasks, key=lambda t: t.heat)
                 self._tasks.remove(task)
             if free is None:
@@ -254,7 +273,8 @@ class _Worker:
             self._text = b""
             compilations = int(answer["compilations"])
             tally.compiled(compilations)
-            self._tell(Answer(str(answer["why"]), float(answer["seconds"]), compilations))
+            stays = str(answer.get("stays", ""))
+            self._tell(Answer(str(answer["why"]), float(answer["seconds"]), compilations, stays))
 
     def check(self, patience: float) -> None:
         """End it if it has taken too long."""
@@ -341,7 +361,7 @@ def environment(settings: Settings) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.startswith("NXCORE_LO")}
     found |= {
         "PYTHONPATH": path,
-        "CUDA_VISIBLE_DEVICES": "",
+        VISIBLE: "",
         "NXCORE_WORKERS": "0",
         "NXCORE_CACHE": str(settings.cache),
     }
@@ -356,4 +376,18 @@ def of(settings: Settings, module: str) -> Workers | None:
     They look for modules where the program does, and not in the folder that they are started in.
     """
     most = allowed(settings)
-    return Workers((sys.executable, "-P", "-m", module), environment(settings), most) if most else None
+    return Workers(_command(module), environment(settings), most) if most else None
+
+
+def measuring(settings: Settings, module: str) -> Workers | None:
+    """Return a worker that has the program's GPUs, and workers of its own; None where cores are few."""
+    most = allowed(settings)
+    if most < SEVERAL or not settings.measure:
+        return None
+    visible = {name: os.environ[name] for name in (VISIBLE,) if name in os.environ}
+    given = {name: value for name, value in environment(settings).items() if name != VISIBLE}
+    return Workers(_command(module), given | visible | {"NXCORE_WORKERS": str(most)}, 1)
+
+
+def _command(module: str) -> tuple[str, ...]:
+    return sys.executable, "-P", "-m", module

@@ -270,9 +270,12 @@ def _version(tensor: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def deciding() -> Iterator[None]:
-    """Measure new problems now: an exploration would end after the capture."""
-    token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True))
+def deciding(*, patient: bool = False) -> Iterator[None]:
+    """Measure new problems now: an exploration would end after the capture.
+
+    Where the caller is ``patient``, they may be measured beside the program too: it captures a later call.
+    """
+    token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True, patient=patient))
     try:
         yield
     finally:

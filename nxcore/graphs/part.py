@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nxcore.call import ending
 from nxcore.call.unusual import unusual, unusual_tensor
+from nxcore.choose.survey import UnmeasuredError
 from nxcore.context import PREFERENCE
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.graphed import deciding
@@ -86,6 +87,7 @@ class Part:
         self._met: dict[Any, tuple[int, int]] = {}  # the number of calls, and the index of the first
         self._calls = 0
         self._made, self._refusal, self._why = 0, "", ""
+        self._waits = False  # for problems that are measured beside the program
         self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: Any) -> Part:  # for another module, with other memory
@@ -229,7 +231,8 @@ class Part:
             # An exploration that hasn't begun may begin until then.
             settled = self.settled <= met < MET and all(e.over for e in default().chooser.explorations())
             first_try = self.settled if settled else MET
-            if met < first_try or (met != MET and (met - first_try) % AGAIN):
+            due = met == MET or (met - first_try) % AGAIN == 0
+            if met < first_try or (default().learning if self._waits else not due):
                 self._why = self._why if met > MET else f"calls so far: {met}"
             elif (met - 1) * SELDOM < (calls := self._calls - first + 1) - 1:
                 self._why = f"too rarely called for the memory of a capture: {met} of {calls} calls"
@@ -252,10 +255,13 @@ class Part:
         elif not MAKING.acquire(blocking=False):
             return "another thread is making a capture"
         else:
-            self._made += 1
+            self._made, self._waits = self._made + 1, False
             try:
-                with torch.enable_grad(), deciding(), autocast.uncached():
+                with torch.enable_grad(), deciding(patient=True), autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
+            except UnmeasuredError as error:
+                self._made, self._waits = self._made - 1, True
+                return str(error)
             except Exception as error:  # a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
                 return ""

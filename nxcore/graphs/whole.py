@@ -102,19 +102,22 @@ class Whole(Part):
         self._torchs = None  # of other values
         met, _ = self._met.get(key, (0, 0))
         device = tensors[0].device
-        waits = met < self.settled and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
+        first = met < self.settled
+        waits = (first or self._waits) and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
         if self._refusal or not waits or self._record(device) is None:
             return super()._ran(key, module, tensors)
-        buffers = [(b, b.detach().clone()) for b in module.buffers()]
+        # Copies take a network's call some percent: the first calls have shown that torch has the memory.
+        buffers = [(b, b.detach().clone()) for b in module.buffers()] if first else []
         before = _allocated(device)
         try:
             with in_force(later=True):
                 found = super()._ran(key, module, tensors)
-            if _fits(device, before):
+            if not first or _fits(device, before):
                 self._torchs = found.detach() if _exact(found) else None
                 return found
         except torch.OutOfMemoryError:
-            pass
+            if not first:
+                raise
         found, self._roomy = None, False
         for held, value in buffers:
             held.data.copy_(value)

@@ -77,6 +77,10 @@ class Store:
             self._missing[kind] = time.monotonic()
         return loaded[1] if loaded and (loaded[0] == key or _text(loaded[0]) == text) else None
 
+    def refresh(self) -> None:
+        """Look for folders that were missing: another process has written documents."""
+        self._missing.clear()
+
     def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Store ``value`` under ``key``, in place of an earlier one."""
         name, document = _name(_text(key)), {"key": _plain(key), "value": _plain(value)}

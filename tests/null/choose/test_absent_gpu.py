@@ -12,8 +12,8 @@ import torch
 from nxcore.choose import ahead, workers
 from nxcore.choose.ahead import compiled, steps
 from nxcore.choose.contenders import Contender
-from nxcore.choose.learn import learner
-from nxcore.choose.learn.learner import UNKNOWN_S, VERIFIED_S, Lesson
+from nxcore.choose.learn import lesson as lessons
+from nxcore.choose.learn.lesson import UNKNOWN_S, VERIFIED_S, Lesson
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.worker import done
 from nxcore.choose.workers import Answer
@@ -215,7 +215,7 @@ def test_online_takes_no_kernel_whose_launch_would_compile(missing, pretending, 
             raise UncompiledError("a launch")
         return entry
 
-    monkeypatch.setattr(learner, "with_code", look)
+    monkeypatch.setattr(lessons, "with_code", look)
     monkeypatch.setattr(found._tuner, "enter", lambda *_, first: planned)
     monkeypatch.setattr(found._tuner, "refusal", lambda *_: None)
     monkeypatch.setattr(found._tuner.gate, "knows", lambda *_: True)

@@ -17,7 +17,7 @@ import torch
 
 from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, uncompiled
-from nxcore.choose.learn.learner import BESIDE
+from nxcore.choose.learn.lesson import BESIDE
 from nxcore.choose.workers import Answer, Workers
 from nxcore.interop import native
 from nxcore.settings import Settings

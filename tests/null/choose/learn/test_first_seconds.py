@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from nxcore.choose.learn import budget, learner
+from nxcore.choose.learn import budget, lesson
 from nxcore.choose.learn.budget import Hand, Pace
 from nxcore.choose.learn.exploration import LOOKS, Exploration
 from nxcore.spec.compiling import compiling
@@ -61,7 +61,7 @@ def test_half_a_minute_costs_at_most_its_share_and_the_allowance():
         ready(session, torch.ones(size), torch.ones(size))
     assert len(seen) >= 10
     for now, spent in seen:
-        expected = 0.3 - learner.KNOWN_S  # the last piece took longer than it was thought to
+        expected = 0.3 - lesson.KNOWN_S  # the last piece took longer than it was thought to
         assert spent <= budget.ALLOWANCE_S + budget.SHARE * now + expected, f"at {now:.1f} s"
 
 
@@ -157,7 +157,7 @@ def test_what_must_be_compiled_is_left_for_later(monkeypatch):
     monkeypatch.setattr(pace, "rest", lambda ahead: pieces.append((ahead, len(compiled))) or rest(ahead))
     ready(session, X, X)
     called(session, 3 * (LOOKS[0] + 1), X, X)
-    assert (learner.UNKNOWN_S, 0) in pieces, "the compiler's seconds are waited for"
+    assert (lesson.UNKNOWN_S, 0) in pieces, "the compiler's seconds are waited for"
     assert compiled
     assert runs[-1] == "fast"
 
@@ -174,5 +174,5 @@ def test_what_is_on_disk_and_not_verified_waits_for_no_compiler_if_it_says_when_
     monkeypatch.setattr(pace, "rest", lambda ahead: pieces.append(ahead) or rest(ahead))
     ready(session, X, X)
     called(session, 3 * (LOOKS[0] + 1), X, X)
-    assert (learner.UNKNOWN_S in pieces) is not announces
+    assert (lesson.UNKNOWN_S in pieces) is not announces
     assert runs[-1] == "fast"

@@ -1,0 +1,161 @@
+"""Survey: unknown problems of a GPU, measured by a process beside the program.
+
+The program's interpreter is left alone: to verify and race a problem takes one some 70 ms. What is found lies
+on disk, where the program reads it. Both share the device, which a program that waits for the host leaves
+idle for most of the time; of one that fills it, races take a share.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from nxcore.choose.workers import Answer, Workers
+from nxcore.spec.problem import Problem
+from nxcore.store import transfer
+
+_log = logging.getLogger(__name__)
+
+DEVICES = ("cuda",)
+"""The types of devices whose problems are measured beside the program: processors have several programs."""
+
+COST = 0.25
+"""The share of the seconds of a race that is taken to delay the program: an assumption."""
+
+ROOM = 1 << 30
+"""Bytes of a device's memory that must be free besides those of a race: a process has its own context."""
+
+COPIES = 8
+"""The memory that a race takes, in bytes of the problem's tensors."""
+
+
+class UnmeasuredError(Exception):
+    """A call can't be captured yet, since problems of it are being measured; a later one can be."""
+
+
+Told = Callable[[str], None]
+
+
+class Budget(Protocol):
+    """The limits of what happens beside the program."""
+
+    @property
+    def affords(self) -> bool:
+        """Whether the seconds spent are within the limits."""
+
+    def charge(self, seconds: float) -> None:
+        """Count seconds."""
+
+
+class Survey:
+    """Has problems measured, each of them once a process.
+
+    Parameters
+    ----------
+    surveyor : Workers, optional
+        The process that measures; without it no problem is taken.
+    changed : callable
+        Called once all problems are measured: plans must be made again.
+
+    Attributes
+    ----------
+    open : int
+        How many problems aren't measured yet.
+    stays : dict
+        Why torch serves problems of which no kernel could be raced.
+    """
+
+    def __init__(self, surveyor: Workers | None, changed: Callable[[], None]) -> None:
+        self._surveyor, self._changed = surveyor, changed
+        self._asked: dict[Problem, list[Told] | None] = {}  # None where it has been answered
+        self._lock = threading.Lock()
+        self.stays: dict[Problem, str] = {}
+
+    def keep_to(self, budget: Callable[[], Budget]) -> None:
+        """Measure within a budget."""
+        self._budget = budget
+        if self._surveyor is not None:
+            self._surveyor.affords = lambda: budget().affords
+
+    @property
+    def open(self) -> int:
+        """See the class."""
+        return sum(told is not None for told in list(self._asked.values()))
+
+    def takes(self, problem: Problem) -> bool:
+        """Return whether a problem is or can be measured here: not one that was measured before."""
+        if self._surveyor is None or problem.device.type not in DEVICES or problem.writes or problem.view:
+            return False
+        if problem in self._asked:
+            return self._asked[problem] is not None
+        return self._surveyor.most > 0 and not torch.are_deterministic_algorithms_enabled()
+
+    def ask(self, problem: Problem, told: Told | None = None, heat: float = 0.0) -> None:
+        """Have a problem measured; call ``told`` with the reason if that failed, else with nothing.
+
+        It is called in another thread, or here where the problem can't be measured.
+        """
+        listeners = [told] if told else []
+        with self._lock:
+            known = self._asked.get(problem)
+            if known is not None:
+                known += listeners
+                return
+            self._asked[problem] = listeners
+        if self._surveyor is None or not self._room(problem):
+            self._answered(problem, Answer("the device has too little free memory"))
+            return
+        _log.info("survey: %s is measured beside the program", problem)
+        request = {
+            "index": problem.device.index or 0,
+            "shipped": str(transfer.SHIPPED),
+            "modes": modes(),
+        }
+        self._surveyor.give(problem, request, functools.partial(self._answered, problem), heat)
+
+    def after_fork(self) -> None:
+        """Ask nothing in a forked child, whose workers are its parent's."""
+        self._surveyor, self._asked, self._lock = None, {}, threading.Lock()
+
+    def _room(self, problem: Problem) -> bool:
+        """Return whether a device has memory for a race."""
+        if problem.device.type != "cuda":
+            return True
+        free = torch.cuda.mem_get_info(problem.device)[0]
+        held = sum(t.numel() * t.dtype.itemsize for t in problem.tensors)
+        return free > ROOM + COPIES * held
+
+    def _answered(self, problem: Problem, answer: Answer) -> None:
+        self._budget().charge(COST * answer.seconds)
+        if answer.why:
+            _log.warning("survey: %s: %s", problem, answer.why)
+        if answer.stays:
+            self.stays[problem] = answer.stays
+        with self._lock:
+            listeners, self._asked[problem] = self._asked.get(problem) or [], None
+            last = not self.open
+        for told in listeners:
+            told(answer.why)
+        if last:
+            self._changed()
+
+
+def modes() -> dict[str, Any]:
+    """Return the settings of torch that its own speed depends on."""
+    return {
+        "matmul": torch.get_float32_matmul_precision(),
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+        "benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+def adopt(found: dict[str, Any]) -> None:
+    """Apply settings of torch, as ``modes`` returned them."""
+    torch.set_float32_matmul_precision(found["matmul"])
+    torch.backends.cudnn.allow_tf32 = found["cudnn_tf32"]
+    torch.backends.cudnn.benchmark = found["benchmark"]

@@ -1,0 +1,234 @@
+"""Problems are measured by a process beside the program, which reads what it found."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nxcore.choose import survey, worker, workers
+from nxcore.choose.survey import COST, Survey
+from nxcore.choose.workers import Answer
+from nxcore.context import in_force
+from nxcore.measure import race as racing
+from nxcore.settings import Settings
+from nxcore.spec.problem import Problem
+from nxcore.store import transfer
+from tests.null import fakes
+from tests.null.choose.learn.test_exploration import X, learning
+from tests.null.fakes import SPECS
+
+PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
+
+
+class Process:
+    """Stands in for the process: it notes the tasks, and answers when it is told to."""
+
+    most = 1
+
+    def __init__(self):
+        self.tasks, self.affords = [], None
+
+    def give(self, problem, request, answered, heat=0.0):
+        self.tasks.append((problem, json.loads(json.dumps(request)), answered))
+
+    def answer(self, *, do=lambda problem, request: Answer(seconds=2.0)):
+        tasks, self.tasks = self.tasks, []
+        for problem, request, answered in tasks:
+            answered(do(problem, request))
+
+
+@pytest.fixture(autouse=True)
+def _processors(monkeypatch):
+    """Problems of the CPU are taken, and one clock tells the time of all kernels."""
+    clock = fakes.Clock()
+    monkeypatch.setattr(survey, "DEVICES", ("cpu",))
+    fakes.identified(monkeypatch)
+    monkeypatch.setattr(fakes, "Clock", lambda: clock)
+    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
+
+
+def surveyed(process=None):
+    """Return a survey with its process, its budget, and how often plans were made again."""
+    process, changes = process or Process(), []
+    found = Survey(process, lambda: changes.append(1))
+    budget = SimpleNamespace(spent=0.0, affords=True)
+    budget.charge = lambda seconds: setattr(budget, "spent", budget.spent + seconds)
+    found.keep_to(lambda: budget)
+    return found, process, budget, changes
+
+
+def test_a_problem_is_measured_once_within_the_budget_and_all_who_ask_are_told():
+    found, process, budget, changes = surveyed()
+    told = []
+    assert found.takes(PROBLEM)
+    found.ask(PROBLEM, told.append)
+    found.ask(PROBLEM, told.append)
+    found.ask(PROBLEM)
+    assert (len(process.tasks), found.open, changes) == (1, 1, [])
+    budget.affords = False
+    assert not process.affords()
+    process.answer()
+    assert (told, found.open, budget.spent, changes) == (["", ""], 0, 2.0 * COST, [1])
+    assert not found.takes(PROBLEM), "its page is on disk, or it can't be measured there"
+
+
+def test_what_the_process_needs_to_measure_alike_is_in_the_task():
+    found, process, _, _ = surveyed()
+    before = survey.modes()
+    torch.set_float32_matmul_precision("high")
+    try:
+        found.ask(PROBLEM)
+    finally:
+        survey.adopt(before)
+    _, request, _ = process.tasks[0]
+    assert request["shipped"] == str(transfer.SHIPPED)
+    assert request["modes"] == before | {"matmul": "high"}
+    survey.adopt(request["modes"])
+    assert survey.modes()["matmul"] == "high"
+    survey.adopt(before)
+
+
+@pytest.mark.parametrize("how", ["none", "device", "writes", "deterministic", "forked"])
+def test_what_is_not_taken(how, monkeypatch):
+    found, _, _, _ = surveyed()
+    problem = PROBLEM
+    if how == "none":
+        found, *_ = Survey(None, lambda: None), None
+    elif how == "device":
+        monkeypatch.setattr(survey, "DEVICES", ("cuda",))
+    elif how == "writes":
+        problem = Problem.of(SPECS["add"], (X, X, 1, torch.empty_like(X)))
+    elif how == "forked":
+        found.ask(problem)
+        found.after_fork()
+        assert found.open == 0
+    if how == "deterministic":
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not found.takes(problem)
+
+
+def test_without_memory_nothing_is_asked(monkeypatch):
+    found, process, _, _ = surveyed()
+    told = []
+    monkeypatch.setattr(found, "_room", lambda problem: False)
+    found.ask(PROBLEM, told.append)
+    assert told == ["the device has too little free memory"]
+    assert (process.tasks, found.takes(PROBLEM)) == ([], False)
+
+
+def beside(folder, **us):
+    """Return an online session whose problems another session measures, with the process."""
+    session, _, runs = learning(folder=folder, **us)
+    process = Process()
+    session.chooser.survey = session.chooser.learner.survey = found = Survey(process, session._forget)
+    found.keep_to(lambda: session.chooser.learner.pace)
+    other = learning(folder=folder, **us)[0]
+
+    def do(problem, request):
+        task = {"op": "add", "problem": workers.key(problem)} | request
+        return Answer(stays=worker.Surveyor(other.tuner).measured(task))
+
+    return session, process, runs, lambda: process.answer(do=do)
+
+
+def called(session, times):
+    """Call, and give the background its time after each; the process has its own."""
+    for _ in range(times):
+        session.op("add")(X, X)
+        for hand in (session.chooser.learner.preparing, session.chooser.learner.judging):
+            if thread := hand.thread:
+                thread.join(30)
+
+
+def test_calls_take_no_turns_and_the_winner_is_read(tmp_path):
+    session, process, runs, answer = beside(tmp_path, torch=100, fast=50)
+    called(session, 30)
+    assert set(runs) == {"torch"}
+    assert len(process.tasks) == 1
+    assert session.learning
+    answer()
+    session.chooser.learner.settle(30)
+    assert not session.learning
+    runs.clear()
+    called(session, 3)
+    assert runs == ["fast"] * 3
+    assert session.wisdom.read(PROBLEM).policy == "measure"
+
+
+def test_a_problem_that_could_not_be_measured_there_is_learnt_from_its_calls(tmp_path):
+    session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
+    called(session, 30)
+    process.answer(do=lambda *_: Answer("it ended"))
+    called(session, 60)
+    assert "fast" in runs
+    assert session.explain("add", X, X, decide=False).decision.chosen == "fast"
+
+
+def test_where_nothing_could_be_raced_torch_stays(tmp_path):
+    session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
+    called(session, 30)
+    process.answer(do=lambda *_: Answer(stays="no kernel of another backend can run this call"))
+    called(session, 60)
+    assert set(runs) == {"torch"}
+    assert not session.learning
+
+
+def test_what_a_capture_asks_is_measured_beside_it_and_read_by_the_next_one(tmp_path):
+    session, process, runs, answer = beside(tmp_path, torch=100, fast=50)
+    with in_force(later=True):
+        called(session, 30)
+    assert session.chooser.explorations() == [], "nothing is learnt for calls that a capture replaces"
+    with in_force(at_once=True, patient=True):
+        session.op("add")(X, X)
+    assert (set(runs), len(process.tasks), session.learning) == ({"torch"}, 1, True)
+    answer()
+    with in_force(at_once=True, patient=True):
+        runs.clear()
+        session.op("add")(X, X)
+        assert runs[-1] == "fast"
+
+
+def test_who_does_not_come_back_measures_at_once(tmp_path):
+    session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
+    with in_force(at_once=True):
+        session.op("add")(X, X)
+    assert process.tasks == []
+    assert runs[-1] == "fast"
+
+
+def test_a_measuring_process_has_the_gpus_and_workers(monkeypatch, tmp_path):
+    monkeypatch.setenv(workers.VISIBLE, "1")
+    monkeypatch.setattr(workers, "allowed", lambda settings: 4)
+    found = workers.measuring(Settings(cache=tmp_path), "some.module")
+    assert (found.most, found._environment[workers.VISIBLE]) == (1, "1")
+    assert found._environment["NXCORE_WORKERS"] == "4"
+    assert workers.measuring(Settings(cache=tmp_path, measure=False), "some.module") is None
+    monkeypatch.setattr(workers, "allowed", lambda settings: 1)
+    assert workers.measuring(Settings(cache=tmp_path), "some.module") is None
+
+
+def test_nothing_is_begun_that_is_not_afforded():
+    done, answers = threading.Event(), []
+    answer = json.dumps({"why": "", "seconds": 1.0, "compilations": 0, "stays": "so"})
+    command = (sys.executable, "-c", f"import sys\nfor line in sys.stdin: print({answer!r}, flush=True)")
+    found = workers.Workers(command, {}, 1, idle=0.1)
+    allowed = []
+    found.affords = lambda: bool(allowed)
+
+    def answered(answer):
+        answers.append(answer)
+        done.set()
+
+    found.give(PROBLEM, {}, answered)
+    assert not done.wait(0.2)
+    allowed.append(1)
+    assert done.wait(20)
+    assert answers == [Answer(stays="so", seconds=1.0)]
+    assert Path(command[0]).exists()
