@@ -55,6 +55,7 @@ class Whole(Part):
         super().__init__(run, record)
         self._reads, self.called, self._roomy = reads, False, True
         self._torchs: Tensor | None = None  # the result of a call that torch served, until a capture of it
+        self._dice: Tensor | None = None  # the state of the device's random generator before it
         self.classes: list[type[nn.Module]] = []
 
     def __deepcopy__(self, memo: Any) -> Whole:
@@ -102,9 +103,11 @@ class Whole(Part):
         self._torchs = None  # of other values
         met, _ = self._met.get(key, (0, 0))
         device = tensors[0].device
+        recorder = self._record(device)
+        self._dice = None if recorder is None else recorder.dice()
         first = met < self.settled
         waits = (first or self._waits) and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
-        if self._refusal or not waits or self._record(device) is None:
+        if self._refusal or not waits or recorder is None or self._dice is None:
             return super()._ran(key, module, tensors)
         # Copies take a network's call some percent: the first calls have shown that torch has the memory.
         buffers = [(b, b.detach().clone()) for b in module.buffers()] if first else []
@@ -119,6 +122,7 @@ class Whole(Part):
             if not first:
                 raise
         found, self._roomy = None, False
+        recorder.put_back(self._dice)
         for held, value in buffers:
             held.data.copy_(value)
         return super()._ran(key, module, tensors)

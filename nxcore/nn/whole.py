@@ -52,7 +52,7 @@ class ModelWhole(Whole):
     ) -> None:
         super().__init__(_run, names_of, record)
         self.resting, self.pool = False, 0
-        self._of, self._dice = weakref.ref(model), Tensor()
+        self._of = weakref.ref(model)
 
     @property
     def stands(self) -> bool:
@@ -79,8 +79,6 @@ class ModelWhole(Whole):
         return self(module, *args)
 
     def _ran(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
-        recorder = self._record(tensors[0].device)
-        self._dice = recorder.dice() if recorder else Tensor()
         found = super()._ran(key, module, tensors)
         if not self._roomy:
             self.leave("there is too little memory for a capture")
