@@ -233,7 +233,7 @@ class Part:
             first_try = self.settled if settled else MET
             due = met == MET or (met - first_try) % AGAIN == 0
             if met < first_try or (default().learning if self._waits else not due):
-                self._why = self._why if met > MET else f"calls so far: {met}"
+                self._why = self._why if met > MET or self._waits else f"calls so far: {met}"
             elif (met - 1) * SELDOM < (calls := self._calls - first + 1) - 1:
                 self._why = f"too rarely called for the memory of a capture: {met} of {calls} calls"
             else:
