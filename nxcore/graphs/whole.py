@@ -41,6 +41,9 @@ class Whole(Part):
         Whether it is called. Until then the parts inside are captured by themselves.
     classes : list of type
         The classes of the modules inside, as they are to be captured; empty if any may be.
+    plainly : callable
+        ``plainly(module)`` returns a context, to be used again, within which the modules inside run by
+        torch's or the user's own code, where torch serves them anyway.
     """
 
     whole = True
@@ -57,10 +60,12 @@ class Whole(Part):
         self._torchs: Tensor | None = None  # the result of a call that torch served, until a capture of it
         self._dice: Tensor | None = None  # the state of the device's random generator before it
         self.classes: list[type[nn.Module]] = []
+        self.plainly: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self._plain: contextlib.AbstractContextManager[Any] | None = None
 
     def __deepcopy__(self, memo: Any) -> Whole:
         other = Whole(self.run, self._reads, self._record)
-        other.classes = self.classes
+        other.classes, other.plainly = self.classes, self.plainly
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,8 +117,10 @@ class Whole(Part):
         # Copies take a network's call some percent: the first calls have shown that torch has the memory.
         buffers = [(b, b.detach().clone()) for b in module.buffers()] if first else []
         before = _allocated(device)
+        if not first and self._plain is None:
+            self._plain = self.plainly(module)
         try:
-            with in_force(later=True):
+            with in_force(later=True), self._plain or contextlib.nullcontext():
                 found = super()._ran(key, module, tensors)
             if not first or _fits(device, before):
                 self._torchs = found.detach() if _exact(found) else None
