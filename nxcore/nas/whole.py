@@ -16,7 +16,7 @@ from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART
 from nxcore.nas.taking import LEFT, TAKING, Folded, folded
 from nxcore.nn import Part, watching
-from nxcore.nn.exchange import PATCHED
+from nxcore.nn.exchange import PATCHED, Plain
 
 ON = True
 """Whether networks are taken; ``benchmarks/search_host.py`` measures both."""
@@ -43,6 +43,7 @@ def take(model: nn.Module) -> None:
         cls.__name__, (cls,), {"forward": forward, TAKEN: cls, "__module__": cls.__module__}
     )
     vars(model)[PART] = whole = Whole(Folded(before), names_of)
+    whole.plainly = Plain
     whole.classes = [*map(type, model.modules())][1:]
     for part in parts:
         part.outer = whole

@@ -21,7 +21,7 @@ from nxcore.graphs.reads import Held, Unclear, reads_of
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.whole import Whole
 from nxcore.interop import internals
-from nxcore.nn.exchange import AWAKE, OF, PATCHED, kind
+from nxcore.nn.exchange import AWAKE, OF, PATCHED, Plain, kind
 
 PACKAGES = ("torch.", "nxcore.")
 """Packages whose modules aren't read: they depend on their class, their tensors and their arguments alone."""
@@ -51,7 +51,7 @@ class ModelWhole(Whole):
         self, model: nn.Module, record: Callable[[torch.device], Recorder | None] = recorder_of
     ) -> None:
         super().__init__(_run, names_of, record)
-        self.resting, self.pool = False, 0
+        self.resting, self.pool, self.plainly = False, 0, Plain
         self._of = weakref.ref(model)
 
     @property
