@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from nxcore.errors import FOREIGN
 from nxcore.registry.registry import Registry
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
-from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal, Verdict
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import Gate, short
 
@@ -22,6 +24,33 @@ AGAIN = "unset NXCORE_NO_JIT"
 SILENT = Refusal(
     Code.UNCOMPILED, "NXCORE_NO_JIT is set, and its plugin doesn't announce what it compiles", AGAIN
 )
+
+Answers = dict[tuple[int, int], tuple[Verdict, Kernel, Problem]]
+
+_ANSWERS: ContextVar[Answers | None] = ContextVar("nxcore_answers", default=None)
+
+
+@contextlib.contextmanager
+def once() -> Iterator[None]:
+    """Ask each kernel once within this block whether it takes a problem.
+
+    To measure a problem asks a dozen times, and some kernels lay out their shared memory for an answer.
+    """
+    token = _ANSWERS.set({})
+    try:
+        yield
+    finally:
+        _ANSWERS.reset(token)
+
+
+def _takes(kernel: Kernel, problem: Problem) -> Verdict:
+    known = _ANSWERS.get()
+    if known is None:
+        return kernel.takes(problem)
+    key = id(kernel), id(problem)
+    if key not in known:
+        known[key] = kernel.takes(problem), kernel, problem  # which live as long as their numbers count
+    return known[key][0]
 
 
 def refusal(
@@ -47,7 +76,7 @@ def refusal(
     if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
         return Refusal(Code.CLAIM, "doesn't claim to be deterministic")
     try:
-        verdict = kernel.takes(problem)
+        verdict = _takes(kernel, problem)
     except FOREIGN as error:
         return Refusal(Code.BROKEN, f"accepts raised {type(error).__name__}: {error}")
     if not verdict:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from nxcore.choose.admission import once
 from nxcore.choose.ahead import compilable, compiled, from_disk, pays
-from nxcore.choose.contenders import Choice
+from nxcore.choose.contenders import Choice, Contender
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
 from nxcore.choose.workers import SEVERAL
@@ -34,6 +35,7 @@ class Pruner:
         self.estimator, self.tuner = estimator, estimator.tuner
         self._bare: dict[str, set[tuple[Any, ...]]] = {}
         self._stocked: set[str] = set()
+        self._entered: dict[str, Contender] = {}  # the kernels on disk of the problem that is measured
 
     def shortlist(self, problem: Problem, missing: Collection[str] | None = None) -> Shortlist:
         """Return which kernels of a new problem are to be compiled; empty where none must be pruned.
@@ -47,6 +49,7 @@ class Pruner:
         ready, waits = set[str](), missing is None and pays(self.tuner)
         if missing is None:
             able = self.estimator.able(problem)[1]
+            self._entered.clear()
             others = {label: of for label, of in able.items() if of[0].name != "torch"}
             found = {label: self._found(*of, problem) for label, of in others.items()}
             missing = {label for label, serves in found.items() if serves is None}
@@ -61,10 +64,14 @@ class Pruner:
 
     def measured(self, problem: Problem, args: tuple[Any, ...]) -> Choice:
         """Compile what is worth it, race the kernels, and keep the result; return the choice."""
-        listed, recall = self.shortlist(problem), self.estimator.recall
-        self.compile(problem, listed)
-        before = recall.before(problem)
-        return recall.kept(problem, args, self.tuner.choose(problem, args, shortlist=listed, before=before))
+        recall = self.estimator.recall
+        with once():
+            listed = self.shortlist(problem)
+            self.compile(problem, listed)
+            entered, self._entered = self._entered, {}
+            before = recall.before(problem)
+            choice = self.tuner.choose(problem, args, shortlist=listed, before=before, entered=entered)
+        return recall.kept(problem, args, choice)
 
     def compile(self, problem: Problem, listed: Shortlist) -> None:
         """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""
@@ -90,4 +97,5 @@ class Pruner:
             bare.add(key)
             return None
         self._stocked.add(backend.name)
+        self._entered[backend.label(kernel)] = entry
         return entry.call is not None

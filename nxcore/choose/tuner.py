@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +91,7 @@ class Tuner:
         order: Sequence[str] = (),
         shortlist: Shortlist = EVERY,
         before: Decision | None = None,
+        entered: Mapping[str, Contender] | None = None,
     ) -> Choice:
         """Choose a kernel for ``problem``.
 
@@ -108,6 +109,8 @@ class Tuner:
             The kernels that are compiled, of those that must be.
         before : Decision, optional
             The decision on record, whose winners stay at ties.
+        entered : Mapping, optional
+            Label -> kernel that was entered for this problem just now, and hasn't run yet.
 
         Returns
         -------
@@ -138,7 +141,11 @@ class Tuner:
         considered |= self._listed(problem, args, shortlist)
         entries = [
             considered.get(b.label(k))
-            or (left_out(b, k) if b.on_request else self.enter(b, k, problem, args))
+            or (
+                left_out(b, k)
+                if b.on_request
+                else self.enter(b, k, problem, args, planned=(entered or {}).get(b.label(k)))
+            )
             for b, k in kernels
         ]
         decision, again = self.measured(problem, args, entries, before)
@@ -219,10 +226,9 @@ class Tuner:
         backend = self.registry.backend(name)
         verdict = self.registry.probe(backend)
         if not verdict:
-            fix = f" ({verdict.hint})" if verdict.hint else ""
-            raise BackendUnavailableError(
-                f"backend {name!r} can't run here: {verdict.reason}{fix}", backend=name, reason=verdict.reason
-            )
+            why = verdict.reason + (f" ({verdict.hint})" if verdict.hint else "")
+            told = f"backend {name!r} can't run here: {why}"
+            raise BackendUnavailableError(told, backend=name, reason=verdict.reason)
         if problem.view:  # there is no work, so there is nothing to run on a backend
             every = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
             return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), every)
@@ -250,10 +256,11 @@ class Tuner:
         args: tuple[Any, ...],
         *,
         first: bool = True,
+        planned: Contender | None = None,
     ) -> Contender:
         """Check, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
 
-        The contender's refusal says which step rejected it.
+        The contender's refusal says which step rejected it. ``planned`` has its plan, if it was made before.
 
         Raises
         ------
@@ -282,7 +289,7 @@ class Tuner:
                     self.gate.watched(suspect, problem.device, f"its first run on {problem}"),
                     current(problem.device),
                 ):
-                    call = kernel.plan(problem)
+                    call = (planned.call if planned else None) or kernel.plan(problem)
                     if not problem.view:
                         try_once(call, problem, args)
         except UncompiledError as missing:
@@ -370,11 +377,8 @@ class Tuner:
                     reason, op=problem.op, kernel=labels[0], sure=False, before=labels[1:]
                 ) from error
             why = str(error) if isinstance(error, MeasurementError) else brief(error)
-            return stay(
-                "not measured: out of memory"
-                if isinstance(error, torch.OutOfMemoryError)
-                else f"not measured: {why}"
-            )
+            memory = isinstance(error, torch.OutOfMemoryError)
+            return stay(f"not measured: {'out of memory' if memory else why}")
         if failures and not any(e.candidate.label in timings for e in racing if e.backend.name != "torch"):
             return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
         candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
@@ -386,10 +390,9 @@ class Tuner:
 
         Out of memory, and work on a stream other than the current one, don't count as strikes.
         """
-        if isinstance(error, torch.OutOfMemoryError):
-            return Refusal(Code.UNMEASURED, "not measured: out of memory")
-        if isinstance(error, MeasurementError):
-            return Refusal(Code.UNMEASURED, f"not measured: {error}")
+        if isinstance(error, torch.OutOfMemoryError | MeasurementError):
+            memory = isinstance(error, torch.OutOfMemoryError)
+            return Refusal(Code.UNMEASURED, f"not measured: {'out of memory' if memory else error}")
         reason = f"raised {brief(error)}"
         suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
         entry = self.gate.quarantine.strike(suspect, problem, reason)

@@ -16,7 +16,7 @@ from nxcore.offline import ahead
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
-from nxcore.spec.kernel import Code, Refusal
+from nxcore.spec.kernel import Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store import wisdom
@@ -371,3 +371,16 @@ def test_one_kernel_or_one_worker_isnt_worth_a_process(machine):
     session.tuner.workers = Compiling(machine, most=1)
     decided(session, 2000)
     assert session.tuner.workers.asked == []
+
+
+def test_a_kernel_on_disk_is_planned_once_for_a_race_and_asked_once_whether_it_accepts(machine, monkeypatch):
+    machine.images = ("two",)
+    session = machine.process(two=50)
+    backend, kernel = session.tuner.taking_part("add")[1]
+    session.gate.verify(backend, kernel, problem(1000))
+    machine.planned.clear()
+    asked, takes = [], Kernel.takes
+    monkeypatch.setattr(Kernel, "takes", lambda self, of: asked.append(self) or takes(self, of))
+    assert decided(session).chosen == "two"
+    assert machine.planned == ["two"]
+    assert asked.count(kernel) == 1
