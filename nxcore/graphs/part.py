@@ -88,6 +88,7 @@ class Part:
         self._calls = 0
         self._made, self._refusal, self._why = 0, "", ""
         self._waits = False  # for problems that are measured beside the program
+        self._patient = True  # once: what those lead to are few problems, measured in the capture's run
         self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: Any) -> Part:  # for another module, with other memory
@@ -257,10 +258,10 @@ class Part:
         else:
             self._made, self._waits = self._made + 1, False
             try:
-                with torch.enable_grad(), deciding(patient=True), autocast.uncached():
+                with torch.enable_grad(), deciding(patient=self._patient), autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
             except UnmeasuredError as error:
-                self._made, self._waits = self._made - 1, True
+                self._made, self._waits, self._patient = self._made - 1, True, False
                 return str(error)
             except Exception as error:  # a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
