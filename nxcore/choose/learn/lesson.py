@@ -77,6 +77,7 @@ class Lesson:
         self._learner, self._tuner, self._problem, self._serve = learner, learner.tuner, problem, serve
         self._entries: list[Contender] = []
         self._made: set[str] = set()
+        self._audited: dict[str, Callable[..., Any]] = {}  # plans whose first turn was audited
         self.exploration = Exploration(
             problem.spec.reference,
             problem.device,
@@ -232,7 +233,8 @@ class Lesson:
     def _finish(self, choice: Choice) -> None:
         """Let a choice serve all further calls."""
         self._serve(choice)
-        watched = self._learner.watches.over(replace(choice, captured=None), self._problem)
+        passed = self._audited.get(choice.decision.chosen) is choice.call
+        watched = self._learner.watches.over(replace(choice, captured=None), self._problem, int(passed))
         self.exploration.end(self._learner.wrap(watched, self._problem))
         self._learner.undone = True
 
@@ -285,6 +287,8 @@ class Lesson:
             with self._tuner.gate.watched(suspect, problem.device, f"its first run on {problem}"):
                 result = watch.inspected(args, audit=True) if watch else call(*args)
                 check_result(result, problem)
+            if watch:
+                self._audited[entry.candidate.label] = call
             return result
 
         def look(args: tuple[Any, ...], result: Any) -> Any:

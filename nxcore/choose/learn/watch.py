@@ -130,6 +130,8 @@ class Watch:
         The problem of its calls.
     strict : bool
         If True, a conviction raises; otherwise the reference's result replaces the wrong one.
+    audits : int
+        The audits that the plan has passed before, in its turns.
 
     Attributes
     ----------
@@ -150,10 +152,11 @@ class Watch:
         problem: Problem,
         *,
         strict: bool,
+        audits: int = 0,
     ) -> None:
         self._owner, self.backend, self.kernel, self.planned = owner, backend, kernel, planned
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
-        self._calls, self._audits, self._left, self._sampled, self._able = 0, 0, FIRST, False, True
+        self._calls, self._audits, self._left, self._sampled, self._able = 0, audits, FIRST, False, True
         self._like: Any = None
         self._rough = True  # whether the size of a result tells how far another one may be
         self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's

@@ -103,8 +103,11 @@ class Watches:
             with self._lock:
                 self.asides -= 1
 
-    def over(self, choice: Choice, problem: Problem) -> Choice:
-        """Return ``choice`` with its call watched; torch's own needs no watch."""
+    def over(self, choice: Choice, problem: Problem, audits: int = 0) -> Choice:
+        """Return ``choice`` with its call watched; torch's own needs no watch.
+
+        ``audits`` of the plan have passed in its turns.
+        """
         torchs = choice.backend.name == "torch" or choice.call is problem.spec.reference
         if not self.on or torchs or problem.view:
             return choice
@@ -113,7 +116,8 @@ class Watches:
         with self._lock:
             found = self._known.get(key)
             if found is None or found.planned is not choice.call:
-                found = self.watch(choice.backend, choice.kernel, choice.call, problem, strict=strict)
+                made = choice.backend, choice.kernel, choice.call, problem
+                found = self.watch(*made, strict=strict, audits=audits)
                 self._known[key] = found
                 if len(self._known) > KEPT:
                     self._known.popitem(last=False)
@@ -128,10 +132,11 @@ class Watches:
         problem: Problem,
         *,
         strict: bool = True,
+        audits: int = 0,
     ) -> Watch:
         """Return a watch over one planned kernel."""
         self.pace.begin()
-        return Watch(self, backend, kernel, planned, problem, strict=strict)
+        return Watch(self, backend, kernel, planned, problem, strict=strict, audits=audits)
 
     @property
     def affords(self) -> bool:
