@@ -1,9 +1,11 @@
 """A search step from empty caches: seconds until it has its speed.
 
-    python benchmarks/cold.py [--unknown | --shipped FOLDER] [--policy online] [--seconds 120] [--device cuda]
-                              [--quick] [--export FILE] [--stacks] [--limit SECONDS] [--plain STEPS]
+    python benchmarks/cold.py [--unknown | --related | --shipped FOLDER] [--policy online] [--seconds 120]
+                              [--device cuda] [--quick] [--export FILE] [--stacks] [--limit SECONDS]
+                              [--plain STEPS]
 
-With ``--unknown`` the record of the package is hidden, as if nobody had measured this device. Steps of a
+With ``--unknown`` the record of the package is hidden, as if nobody had measured any device, with
+``--related`` that of this device alone; ``record`` names the devices that are left. Steps of a
 patched DARTS network (8 cells, C = 16, batch 64 of 3 x 32 x 32, float32) run until the time is over. Printed
 are the first step's seconds, the seconds after which eleven steps in a row take at most 1.25 times the
 median of the last ones on average, and the steps of each second at most 1.1 times the mean of the last three
@@ -12,8 +14,8 @@ seconds; what was compiled and raced, and the operators of problems that are und
 another folder. ``NXCORE_WORKERS`` sets the number of workers, 0 for none. ``--stacks`` adds what the time
 until the last step was spent on, by the stacks of all threads, and what was compiled, raced and pruned by
 toolkit and operator. After ``--limit`` seconds the process prints what it knows and ends, within a step too.
-``--plain`` times steps of the same network unpatched beforehand, and adds the mean of the steps of learning,
-all but the first until full speed, relative to these.
+``--plain`` times steps of the same network unpatched beforehand, and adds the steps of learning, all but the
+first until full speed, relative to these: their mean, and their median, which has no capture.
 """
 
 from __future__ import annotations
@@ -122,6 +124,26 @@ def run(
     return found(steps, plain)
 
 
+def others(folder: Path) -> Path:
+    """Write the package's record of other devices of this type into a folder; return that."""
+    import torch
+
+    from nxcore.store import transfer
+
+    folder.mkdir()
+    for path in transfer.SHIPPED.glob("cuda-*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        left = [e for e in record["environments"] if e["facts"]["name"] != torch.cuda.get_device_name()]
+        (folder / path.name).write_text(json.dumps(record | {"environments": left}), encoding="utf-8")
+    return folder
+
+
+def recorded(folder: Path) -> list[str]:
+    """Return the devices that a record holds."""
+    records = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("cuda-*.json")))
+    return [e["facts"]["name"] for record in records for e in record["environments"]]
+
+
 def full_speed_s(steps: Steps, final: float) -> float:
     """Return when the last step ended that begins eleven which are slow on average: one may be by chance.
 
@@ -201,7 +223,11 @@ def relative(steps: Steps, plain: list[float]) -> dict[str, float]:
     usual = statistics.median(plain[1:])
     until = full_speed_s(steps, statistics.median(s for _, s in steps[-LAST:]))
     slow = [s for at, s in steps[1:] if at <= until] or [steps[-1][1]]
-    return {"plain_ms": usual * 1e3, "learning": statistics.fmean(slow) / usual}
+    return {
+        "plain_ms": usual * 1e3,
+        "learning": statistics.fmean(slow) / usual,
+        "learning_median": statistics.median(slow) / usual,
+    }
 
 
 def found(steps: Steps, plain: list[float] | None = None) -> dict[str, Any]:
@@ -285,6 +311,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     hidden = parser.add_mutually_exclusive_group()
     hidden.add_argument("--unknown", action="store_true", help="hide the record of the package")
+    hidden.add_argument("--related", action="store_true", help="hide the record of this device")
     hidden.add_argument("--shipped", type=Path, help="the folder of another record")
     parser.add_argument("--policy", default="online")
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -299,7 +326,7 @@ def main() -> int:
     from stacks import Stacks  # beside this file
 
     collections, steps, stacks, plain = Collections(), Steps(), Stacks(), list[float]()
-    imported: dict[str, float] = {}
+    imported: dict[str, Any] = {}
 
     def told() -> None:
         more = {"stacks": stacks.table(), "kernels": by_toolkit()} if given.stacks else {}
@@ -317,10 +344,13 @@ def main() -> int:
     with collections, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         empty_caches(Path(folder))
         shipped = Path(folder) / "none" if given.unknown else given.shipped
+        if given.related:
+            shipped = others(Path(folder) / "others")
         with stacks if given.stacks else contextlib.nullcontext():
             at = time.perf_counter()
             importlib.import_module("nxcore.nas")
             imported["imports_s"] = time.perf_counter() - at
+            imported["record"] = recorded(shipped or importlib.import_module("nxcore.store.transfer").SHIPPED)
             how = {"shipped": shipped, "quick": given.quick, "unpatched": given.plain}
             run(given.device, given.seconds, steps, plain, **how)
         if given.export:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 from benchmarks import cold
 from benchmarks.stacks import EVERY_S, Stacks
 from nxcore.graphs.capture import Capture
+from nxcore.store import transfer
 
 
 def test_speed_is_full_after_the_last_eleven_slow_steps():
@@ -37,8 +39,20 @@ def test_a_second_is_near_full_speed_if_its_steps_are_on_average():
 def test_steps_of_learning_are_compared_with_unpatched_ones():
     steps = [(9.0, 9.0), *((10.0 + i, 0.21) for i in range(20)), *((50.0 + i, 0.1) for i in range(20))]
     found = cold.relative(steps, [3.0, 0.2, 0.2])
-    assert found == {"plain_ms": pytest.approx(200), "learning": pytest.approx(1.05)}
+    assert found == {
+        "plain_ms": pytest.approx(200),
+        "learning": pytest.approx(1.05),
+        "learning_median": pytest.approx(1.05),
+    }
     assert cold.relative(steps, []) == {}
+
+
+def test_the_record_of_this_device_alone_is_hidden(monkeypatch, tmp_path):
+    names = cold.recorded(transfer.SHIPPED)
+    assert len(names) > 1
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: names[0])
+    assert cold.recorded(cold.others(tmp_path / "others")) == names[1:]
+    assert cold.recorded(tmp_path / "none") == []
 
 
 def test_a_measured_problem_is_named_by_its_operator_and_its_first_shapes():
@@ -57,12 +71,16 @@ def test_without_a_device_nothing_is_measured_on_one(monkeypatch):
 def test_lines_are_those_of_captures(within, monkeypatch):
     ends = threading.Event()
 
-    def waits(*_):
+    def waits(*_, **__):
         ends.wait(30 * EVERY_S)
         raise LookupError
 
     monkeypatch.setattr("nxcore.graphs.capture.Inside", waits)
-    call = functools.partial(Capture, None, torch.nn.Identity(), [], None) if within else waits
+    call = (
+        functools.partial(Capture, None, torch.nn.Identity(), [], SimpleNamespace(lock=None))
+        if within
+        else waits
+    )
     with Stacks() as stacks, pytest.raises(LookupError):
         call()
     assert set(stacks.phases) <= ({"capture", "else"} if within else {"else"})
