@@ -107,7 +107,7 @@ class Capture:
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
             ran, grad = self._tried(module, held, recorder)
-            if PREFERENCE.get().patient and default().chooser.survey.open:
+            if counts_as is None and PREFERENCE.get().patient and default().chooser.survey.open:
                 raise UnmeasuredError("its problems are being measured beside the program")
             if torchs is not None:
                 check("torch's own result", (torchs, ()), (ran[0], ()), ROUGH)

@@ -229,17 +229,26 @@ class Part:
             met, first = self._met.get(key, (0, self._calls))
             met += 1
             self._met[key] = met, first
-            # An exploration that hasn't begun may begin until then.
-            settled = self.settled <= met < MET and all(e.over for e in default().chooser.explorations())
-            first_try = self.settled if settled else MET
-            due = met == MET or (met - first_try) % AGAIN == 0
-            if met < first_try or (default().learning if self._waits else not due):
+            if not self._due(met):
                 self._why = self._why if met > MET or self._waits else f"calls so far: {met}"
             elif (met - 1) * SELDOM < (calls := self._calls - first + 1) - 1:
                 self._why = f"too rarely called for the memory of a capture: {met} of {calls} calls"
             else:
                 self._why = self._capture(key, module, tensors, ran_s)
         return result
+
+    def _due(self, met: int) -> bool:
+        """Return whether a signature is to be captured that was called so often."""
+        # An exploration that hasn't begun may begin until then.
+        settled = self.settled <= met < MET and all(e.over for e in default().chooser.explorations())
+        first_try = self.settled if settled else MET
+        if self._waits:
+            return met >= first_try and not default().learning
+        return met >= first_try and (met == MET or (met - first_try) % AGAIN == 0)
+
+    def _delays(self) -> bool:
+        """Return whether a capture has to wait for what is being learnt."""
+        return default().learning
 
     def _ran(self, _key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Return the result of a call that isn't replayed."""
@@ -251,7 +260,7 @@ class Part:
             self._refusal = f"{LIMIT} captures were made, for other signatures or in place of invalid ones"
         elif (recorder := self._record(tensors[0].device)) is None:  # a watch waits for no capture then
             self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
-        elif default().learning:
+        elif self._delays():
             return "its problems are still in exploration"
         elif not MAKING.acquire(blocking=False):
             return "another thread is making a capture"

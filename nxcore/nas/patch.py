@@ -105,8 +105,9 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
     _take_points(model, swap)
     if graphs:
         whole.take(model)
-    if watch:
-        watching.watch(model)
+    replayed = whole.later(model) if graphs else None
+    if watch or replayed is not None:
+        watching.watch(model, whole=replayed, compares=watch)
     return swap
 
 
@@ -155,7 +156,8 @@ def replays(model: nn.Module) -> dict[str, str]:
     {'0': 'runs: no call in training yet'}
     """
     states = ((name, _state(module)) for name, module in model.named_modules())
-    return {name: state for name, state in states if state}
+    found = {name: state for name, state in states if state}
+    return found | ({"": own.state} if (own := watching.whole_of(model)) else {})
 
 
 def _state(module: nn.Module) -> str:

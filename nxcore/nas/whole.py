@@ -17,6 +17,7 @@ from nxcore.nas.mixed import PART
 from nxcore.nas.taking import LEFT, TAKING, Folded, folded
 from nxcore.nn import Part, watching
 from nxcore.nn.exchange import PATCHED, Plain
+from nxcore.nn.whole import ModelWhole, whole_for
 
 ON = True
 """Whether networks are taken; ``benchmarks/search_host.py`` measures both."""
@@ -47,6 +48,23 @@ def take(model: nn.Module) -> None:
     whole.classes = [*map(type, model.modules())][1:]
     for part in parts:
         part.outer = whole
+
+
+def later(model: nn.Module) -> ModelWhole | None:
+    """Return what replays the calls of a network without parts, once its lists are taken or left."""
+    if not ON or hasattr(type(model), TAKEN) or any(map(_part, model.modules())):
+        return None
+    found = whole_for(model, _unsettled)
+    if isinstance(found, str):
+        LEFT[model] = f"its steps are not replayed: {found}"
+        return None
+    return found
+
+
+def _unsettled(model: nn.Module) -> str:
+    """Return whether a list of operations is still to be taken or left."""
+    held = (vars(module).get(TAKING) for module in model.modules())
+    return "its lists may be taken" if any(taking and not taking.taken for taking in held) else ""
 
 
 def leave(model: nn.Module) -> None:

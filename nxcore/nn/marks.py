@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from nxcore.call.unusual import unusual
 from nxcore.context import NOTHING, PREFERENCE
 from nxcore.graphs.hooks import saving
-from nxcore.graphs.part import Part
 from nxcore.interop import internals
+from nxcore.nn.whole import parts_of
 from nxcore.session import Session
 
 DEPTH = 3
@@ -200,12 +200,9 @@ def requested() -> bool:
 
 def capture_is_due(model: nn.Module) -> bool:
     """Return whether one of its parts may soon be captured."""
-    return any(
-        isinstance(value, Part) and value.pending for m in model.modules() for value in vars(m).values()
-    )
+    return any(part.pending for part in parts_of(model))
 
 
 def saved_s(model: nn.Module) -> float:
     """Return the seconds that replays of its parts save a step, as measured at their captures."""
-    parts = (value for m in model.modules() for value in vars(m).values() if isinstance(value, Part))
-    return sum(part.saved_ms for part in parts) / 1e3
+    return sum(part.saved_ms for part in parts_of(model)) / 1e3

@@ -172,6 +172,8 @@ class Steps:
     def end(self, why: str = "the watch was taken away") -> None:
         """Take all modules back, and compare no more."""
         self.ended = why
+        if self.whole is not None:
+            self.whole.leave(why)  # parts within it wait no longer
         self._drop()
         if (model := self._of()) is not None:
             self._apply(model, frozenset())

@@ -40,6 +40,12 @@ def unwatch(model: nn.Module) -> None:
             exchange.release(module)
 
 
+def whole_of(model: nn.Module) -> ModelWhole | None:
+    """Return what replays the calls of ``model``, if anything does."""
+    held = exchange.watch_within(model)
+    return None if held is None else held.whole
+
+
 def comparing(model: nn.Module) -> bool:
     """Return whether steps of ``model`` are compared, or will be."""
     held = exchange.watch_within(model)

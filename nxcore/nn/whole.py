@@ -7,6 +7,7 @@ its modules reads nothing but what is tested at each call. Torch serves the call
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,16 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nxcore.context import in_force
 from nxcore.graphs.capture import Capture
-from nxcore.graphs.part import Part
+from nxcore.graphs.part import AGAIN, Part
 from nxcore.graphs.reads import Held, Unclear, reads_of
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.whole import Whole
 from nxcore.interop import internals
 from nxcore.nn.exchange import AWAKE, OF, PATCHED, Plain, kind
+from nxcore.session import default
 
 PACKAGES = ("torch.", "nxcore.")
 """Packages whose modules aren't read: they depend on their class, their tensors and their arguments alone."""
+
+RENEWALS, LOOK = 2, 64
+"""How often a capture is made again once more is learnt, and after how many replays that is looked for."""
 
 _names = itertools.count()
 
@@ -38,21 +44,30 @@ class ModelWhole(Whole):
         The model; no reference to it is kept.
     record : callable
         As of ``Part``.
+    unsettled : callable
+        ``unsettled(model)`` returns why a capture has to wait; empty if it hasn't.
 
     Attributes
     ----------
     resting : bool
         Whether a watch over the model's steps lets all calls run.
+    early : bool
+        Whether the capture was made while problems were learnt, so that torch serves some that a kernel may.
     pool : int
         The bytes of the device's memory that captures have taken.
     """
 
     def __init__(
-        self, model: nn.Module, record: Callable[[torch.device], Recorder | None] = recorder_of
+        self,
+        model: nn.Module,
+        record: Callable[[torch.device], Recorder | None] = recorder_of,
+        unsettled: Callable[[nn.Module], str] = lambda _: "",
     ) -> None:
         super().__init__(_run, names_of, record)
-        self.resting, self.pool, self.plainly = False, 0, Plain
+        self.resting, self.pool, self._unsettled = False, 0, unsettled
+        self.plainly = Plain
         self._of = weakref.ref(model)
+        self.early, self._looked, self._left = False, 0, RENEWALS
 
     @property
     def stands(self) -> bool:
@@ -76,13 +91,42 @@ class ModelWhole(Whole):
             return call(*args, **kwargs)
         if self._record(args[0].device) is None or module is not self._of() or _apart():
             return call(*args)
+        if self.early and self._captures:
+            self._looked = (self._looked + 1) % LOOK
+            if not (self._looked or default().learning):
+                self._renew()
         return self(module, *args)
+
+    def _renew(self) -> None:
+        """Capture again, by the kernels that were learnt since the last capture."""
+        with self._lock:
+            self.early, self._waits, self._left = False, True, self._left - 1
+            self._made -= self.captured
+            self._captures.clear()
+
+    def _due(self, met: int) -> bool:
+        return self._waits or (met >= self.settled and (met - self.settled) % AGAIN == 0)
+
+    def _delays(self) -> bool:
+        """Return False: torch serves what is being learnt, and another capture has it."""
+        return False
 
     def _ran(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         found = super()._ran(key, module, tensors)
         if not self._roomy:
             self.leave("there is too little memory for a capture")
         return found
+
+    def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
+        if why := self._unsettled(module):
+            self._waits = True
+            return why
+        for part in parts_of(module):
+            part.outer = part.outer or self
+        with in_force(as_is=True) if default().learning else contextlib.nullcontext():
+            why = super()._capture(key, module, tensors, ran_s)
+        self._waits = bool(why)
+        return why
 
     def _made_of(
         self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
@@ -94,6 +138,7 @@ class ModelWhole(Whole):
             counts_as=_counts_as,
         )
         self.pool += max(0, _reserved(tensors[0].device) - before)
+        self.early = self._left > 0 and default().learning
         return made
 
 
@@ -117,18 +162,27 @@ class Calls:
         return call(*args, **kwargs)
 
 
-def whole_for(model: nn.Module) -> ModelWhole | str | None:
-    """Return what replays the calls of ``model``; or why nothing does. None where there are no graphs."""
+def whole_for(
+    model: nn.Module, unsettled: Callable[[nn.Module], str] = lambda _: ""
+) -> ModelWhole | str | None:
+    """Return what replays the calls of ``model``; or why nothing does. None where there are no graphs.
+
+    ``unsettled`` is as of ``ModelWhole``.
+    """
     if not available() or next(model.children(), None) is None:
         return None
-    for module in model.modules():
-        if hasattr(type(module), PATCHED) or any(isinstance(value, Part) for value in vars(module).values()):
-            return "parts of it may be"
+    if parts_of(model):
+        return "parts of it may be"
     try:
         names_of(model)
     except Unclear as why:
         return str(why)
-    return ModelWhole(model, recorder_of)
+    return ModelWhole(model, recorder_of, unsettled)
+
+
+def parts_of(model: nn.Module) -> list[Part]:
+    """Return the parts of the modules within ``model``."""
+    return [value for m in model.modules() for value in vars(m).values() if isinstance(value, Part)]
 
 
 def available() -> bool:
@@ -147,6 +201,7 @@ def names_of(model: nn.Module) -> list[Held]:
     found: dict[type, list[Held]] = {}
     for name, module in model.named_modules():
         held, cls = vars(module), kind(module)
+        cls = vars(cls).get(PATCHED, cls)  # a trial has shown that both do the same
         try:
             if "forward" in held:
                 raise Unclear("its forward is an attribute")

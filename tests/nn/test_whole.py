@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import nxcore
+from nxcore.context import PREFERENCE
 from nxcore.graphs import whole as of_graphs
 from nxcore.nn import exchange, watching, whole
 from nxcore.nn.groups import REPLAYS, Groups
@@ -423,3 +424,27 @@ def test_where_no_device_has_graphs_a_model_has_no_part(monkeypatch):
     plain, ours = two()
     agree(plain, ours, MET + 1)
     assert part(ours).state == "runs: no call in training yet"
+
+
+class Learns:
+    """A session that learns until it doesn't."""
+
+    learning = True
+
+
+def test_what_is_being_learnt_is_torchs_until_another_capture(monkeypatch, tape):
+    session, seen = Learns(), []
+    monkeypatch.setattr(whole, "default", lambda: session)
+    monkeypatch.setattr(whole, "LOOK", 3)
+    made = whole.ModelWhole._made_of
+    noted = lambda *args: (seen.append(PREFERENCE.get().as_is), made(*args))[1]  # noqa: E731
+    monkeypatch.setattr(whole.ModelWhole, "_made_of", noted)
+    plain, ours = captured(watch=False)
+    agree(plain, ours, 4)
+    assert seen == [True]
+    session.learning = False
+    agree(plain, ours, 4)
+    assert seen == [True, False]
+    assert part(ours).captured == 1
+    agree(plain, ours, 4)
+    assert tape.captured == 4
