@@ -12,10 +12,10 @@ accelerated model. Time is the clock's; ``cpu`` is the processor time of all thr
 policy is that of the environment. ``good`` is the end of the last window after the first 10 s that was slower
 than plain by more than 2%, and ``worst`` the lowest ratio of a window from then on; ``reached`` is when the
 accelerated model began to take at most 1.1 times what it takes in the later half. ``first`` is the time of
-the first step, and ``10 s`` what the first ten seconds cost beyond as many plain steps. ``GiB`` is the
-device's memory that the process has reserved, and the plain one's. Then come the kernels compiled and the
-races held in that process, up to the first 10 s and in all, the verdicts of the watch, and in the file what
-``explain`` shows. ``--export`` writes what was measured as a file of the package's record, one a model;
+the first step, and of the plain process's, and ``10 s`` what the first ten seconds cost beyond as many plain
+steps. ``GiB`` is the device's memory that the process has reserved, and the plain one's. Then come the
+kernels compiled and the races held in that process, up to the first 10 s and in all, the verdicts of the
+watch, and in the file what ``explain`` shows. ``--export`` writes what was measured as a file of the package's record, one a model;
 ``--shipped`` takes the package's record from a folder. With ``--same`` the other process runs the plain model
 too: the ratios are what the machine's noise gives. Models of torchvision need it; the others are networks of
 the tests, and of ``models.py``.
@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,8 @@ class Turn:
         What the process has compiled and measured so far; empty of plain steps.
     memory : int
         The bytes of the device's memory that the process has reserved.
+    first : float
+        The seconds of the plain process's first step.
     """
 
     seconds: float
@@ -149,6 +151,7 @@ class Turn:
     report: list[str]
     tally: dict[str, int] = field(default_factory=dict)
     memory: int = 0
+    first: float = 0.0
 
 
 def step(model: nn.Module, x: Tensor, how: How) -> None:
@@ -252,6 +255,7 @@ def turns(
     assert child.stdin
     assert child.stdout
     model, x = made(how)
+    first = turn(model, x, how, 0.0, 1).seconds
     turn(model, x, how, PLAIN_S)
     spent, wanted = 0.0, 0.0
     try:
@@ -260,7 +264,7 @@ def turns(
             child.stdin.flush()
             own = Turn(**json.loads(child.stdout.readline()))
             child.send_signal(signal.SIGSTOP)
-            plain = turn(model, x, how, PLAIN_S)
+            plain = replace(turn(model, x, how, PLAIN_S), first=first)
             child.send_signal(signal.SIGCONT)
             spent += own.seconds * own.steps
             wanted = OURS_S
@@ -308,7 +312,7 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     return (
         f"{how.name:20} {mode:15} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
         f"cpu {busy:.3f}  good {good:3.0f} s  worst {worst:.3f}  reached {reached(found):4.1f} s  "
-        f"first {first:5.2f} s ({usual:.2f})  10 s: {cost:+.2f} s  "
+        f"first {first:5.2f} s ({found[0][1].first:.2f})  10 s: {cost:+.2f} s  "
         f"{found[-1][2].memory / 2**30:.1f} GiB ({found[-1][1].memory / 2**30:.1f})  {counts(found)}"
     )
 

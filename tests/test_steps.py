@@ -19,11 +19,11 @@ from nxcore.nas.mixed import PART
 
 def test_a_run_that_ends_with_its_first_step_has_a_row():
     """No processor time is known of the first step."""
-    plain, first = Turn(0.02, 0.02, 10, []), Turn(20.0, 0.0, 1, [])
+    plain, first = Turn(0.02, 0.02, 10, [], first=0.3), Turn(20.0, 0.0, 1, [])
     row = line(How("net", half=False, evaluation=False), [(20.0, plain, first)])
     assert row.startswith("net")
     assert "cpu nan" in row
-    assert "first 20.00 s (0.02)" in row
+    assert "first 20.00 s (0.30)" in row
 
 
 def test_processor_times_are_compared_where_both_are_known():
