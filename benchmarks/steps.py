@@ -15,9 +15,10 @@ accelerated model began to take at most 1.1 times what it takes in the later hal
 the first step, and of the plain process's, and ``10 s`` what the first ten seconds cost beyond as many plain
 steps. ``GiB`` is the device's memory that the process has reserved, and the plain one's. Then come the
 kernels compiled and the races held in that process, up to the first 10 s and in all, the verdicts of the
-watch, and in the file what ``explain`` shows. ``--export`` writes what was measured as a file of the package's record, one a model;
-``--shipped`` takes the package's record from a folder. With ``--same`` the other process runs the plain model
-too: the ratios are what the machine's noise gives. Models of torchvision need it; the others are networks of
+watch, and in the file what ``explain`` shows. ``--export`` writes what was measured as a file of the
+package's record, one a model; ``--shipped`` takes the package's record from a folder. With ``--same`` the
+other process runs the plain model too: the ratios are what the machine's noise gives. Models of torchvision
+need it; the others are networks of
 the tests, and of ``models.py``.
 """
 
@@ -305,7 +306,6 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     bad = [end for end, ratio in ratio_at.items() if ratio < 1 - LOSS]
     worst = min(ratio_at.values(), default=math.nan)
     early = [(p, o) for at, p, o in found if at <= LEARNING_S]
-    usual = statistics.median(p.seconds for _, p, _ in found)
     cost = sum(o.steps * (o.seconds - p.seconds) for p, o in early)
     mode = f"{'eval' if how.evaluation else 'train'}{' half' * how.half}{' same' * how.same}"
     first, good = found[0][2].seconds, max(bad, default=0.0)
