@@ -37,13 +37,13 @@ GRACE_S = 5.0
 PAGES_S = 3.0
 """Of these, seconds that are kept for the command's own start and its pages."""
 
-RACE_S = {False: 2.5, True: 2.0}
+RACE_S = {False: 2.5, True: 1.5}
 """Seconds of the race that are kept for each shape."""
 
-START_S = {False: 12.0, True: 8.0}
+START_S = {False: 12.0, True: 6.0}
 """Seconds that are kept for the start of the race's process."""
 
-COMPILING = {False: 0.65, True: 0.7}
+COMPILING = {False: 0.65, True: 0.75}
 """The most of the budget that first calls may take: the race is what matters most."""
 
 SPARE_CORES = {False: 8, True: 2}
@@ -80,7 +80,7 @@ class Wanted:
     labels : tuple of str
         Only these entrants and the baseline; all if empty.
     fast : bool
-        Fewer shapes and blocks; first calls are timed on the first shape alone.
+        Fewer shapes and blocks; toolkits compile side by side where two cores are.
     budget_s : float, optional
         Seconds of the whole run, by default those of ``BUDGETS``.
     first_calls : bool
@@ -126,8 +126,7 @@ class _Run:
         self.device, self.which, self.shapes, self.fast = device, which, measured, fast
         self.folder, self.advance, self.budget_s = folder, advance, budget_s
         self.began = time.time()
-        self.compiled = measured[:1] if fast else measured
-        self.done, self.steps = 0, 2 * len(which) * len(self.compiled) + len(measured)
+        self.done, self.steps = 0, (2 * len(which) + 1) * len(measured)
         self.lock = threading.Lock()
 
     def record(self, *, first_calls: bool) -> Line:
@@ -144,8 +143,9 @@ class _Run:
         cores = os.cpu_count() or 1
         beside = cores >= SPARE_CORES[self.fast]
         found: dict[str, list[Line]] = {}
-        # nxcore measures at a first call, so nothing may run beside it.
-        alone = [t for t in toolkits if t == "nxcore" or not beside]
+        # nxcore measures at a first call, so in a whole run nothing is beside it. In a fast one that would
+        # leave no time for the race; one process beside it disturbs it less than candidates differ.
+        alone = [t for t in toolkits if not beside or (t == "nxcore" and not self.fast)]
         for toolkit in alone:
             found.update(self._compiled(toolkit, left))
         with ThreadPoolExecutor(max(1, min(len(toolkits) - len(alone), cores))) as pool:
@@ -157,7 +157,7 @@ class _Run:
     def _compiled(self, toolkit: str, left: float) -> dict[str, list[Line]]:
         """Return the lines of a toolkit's two processes: with fresh caches, then with those of the first."""
         job: Line = {"what": "first", "entrants": [e.label for e in self.which if e.toolkit == toolkit]}
-        job["shapes"] = [shape.key for shape in self.compiled]
+        job["shapes"] = [shape.key for shape in self.shapes]
         found = {}
         for state in STATES:
             name, seconds = f"{toolkit} {state}", self.began + left - time.time()

@@ -85,16 +85,32 @@ def test_without_first_calls_only_the_race_runs(worker):
     assert record["notes"] == ["first calls were not requested"]
 
 
-def test_a_fast_run_compiles_for_one_shape(worker):
-    """Compiling takes most of a run."""
+def test_a_fast_run_compiles_for_each_of_its_shapes(worker):
+    """What the race would have to compile has a core of its own before it."""
     worker(CANNED)
     record = study.run(CPU, Wanted(labels=("torch-conv2d",), fast=True))
-    assert [[r["cold_s"] for r in cell["rows"]] for cell in record["cells"]] == [
-        [2.0, 2.0],
-        [None, None],
-        [None, None],
-    ]
+    assert [[r["cold_s"] for r in cell["rows"]] for cell in record["cells"]] == [[2.0, 2.0]] * 3
     assert record["head"]["fast"]
+
+
+def test_only_in_a_fast_run_is_another_toolkit_beside_nxcore(worker, monkeypatch):
+    """Two processes that wait for each other end; where nothing is beside nxcore, its first one gives up."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for fast, wait in ((True, 200), (False, 2)):
+        worker(
+            "import sys, json, time\n"
+            "mine = json.loads(sys.argv[1])['entrants'][0]\n"
+            "folder = os.path.dirname(os.environ['NXCORE_CACHE'])\n"
+            "open(os.path.join(folder, mine), 'w').close()\n"
+            f"for _ in range({wait} if mine == 'nxcore' else 0):\n"
+            "    if os.path.exists(os.path.join(folder, 'inductor-conv2d')): break\n"
+            "    time.sleep(0.05)\n"
+            "else:\n"
+            "    if mine == 'nxcore': sys.exit('alone')\n" + CANNED
+        )
+        notes = run("inductor-conv2d", "nxcore", fast=fast)["notes"]
+        alone = [f"nxcore {state}: its process ended with status 1: alone" for state in study.STATES]
+        assert notes == ([] if fast else alone)
 
 
 def test_each_run_has_caches_of_its_own_and_this_process_keeps_its_variables(worker, monkeypatch):
