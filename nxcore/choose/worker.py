@@ -33,7 +33,7 @@ from nxcore.spec.composed import taken_apart
 from nxcore.spec.device import current, pretend
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
-from nxcore.spec.tally import tally
+from nxcore.spec.tally import seconds, tally
 from nxcore.store import transfer
 from nxcore.store.files import Store
 from nxcore.store.problems import arguments, described, moved
@@ -142,6 +142,7 @@ def main() -> int:
             surveys = "modes" in task
             clock: Callable[[], float] = time.monotonic if surveys else _spent_s
             began, before, why, stays = clock(), tally().compilations, "", ""
+            raced = seconds()["timing"]
             try:
                 if surveys:
                     stays = surveyor.measured(task)
@@ -150,6 +151,7 @@ def main() -> int:
             except Exception as error:  # noqa: BLE001  the next task may be done
                 why = brief(error)
             took = {"seconds": clock() - began, "compilations": tally().compilations - before}
+            took["raced"] = seconds()["timing"] - raced
             answers.write(json.dumps({"why": why, "stays": stays, **took}) + "\n")
 
 

@@ -40,6 +40,9 @@ MANY = 8
 SEVERAL = 2
 """The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
 
+BESIDE = 0.02
+"""The share of a worker's processor time that is taken to delay the program: an assumption."""
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 PATIENCE_S = 600.0
@@ -72,12 +75,15 @@ class Answer:
         How much was compiled.
     stays : str
         Why torch serves a problem that was to be measured: no kernel could be raced. Empty otherwise.
+    raced : float
+        Those of the seconds that a race took.
     """
 
     why: str = ""
     seconds: float = 0.0
     compilations: int = 0
     stays: str = ""
+    raced: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -273,8 +279,8 @@ class _Worker:
             self._text = b""
             compilations = int(answer["compilations"])
             tally.compiled(compilations)
-            stays = str(answer.get("stays", ""))
-            self._tell(Answer(str(answer["why"]), float(answer["seconds"]), compilations, stays))
+            took, raced = float(answer["seconds"]), float(answer.get("raced", 0.0))
+            self._tell(Answer(str(answer["why"]), took, compilations, str(answer.get("stays", "")), raced))
 
     def check(self, patience: float) -> None:
         """End it if it has taken too long."""

@@ -22,7 +22,7 @@ from nxcore.choose.contenders import (
     yardstick,
 )
 from nxcore.choose.learn.exploration import Check, Exploration
-from nxcore.choose.workers import SEVERAL, Answer, Workers
+from nxcore.choose.workers import BESIDE, SEVERAL, Answer, Workers
 from nxcore.context import KernelWarning
 from nxcore.errors import present
 from nxcore.measure.decision import Candidate, Decision, settled
@@ -45,9 +45,6 @@ Decided = Callable[[Choice], None]
 KNOWN_S, VERIFIED_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.3, 0.25, 2.0, 0.01
 """Seconds allowed for a verified kernel on disk, for one that must be verified, for its toolkit's import, for
 a step of a kernel that must be compiled, and for a look at the times."""
-
-BESIDE = 0.02
-"""The share of a worker's processor time that is taken to delay the program: an assumption."""
 
 NO_TURNS = Refusal(Code.POLICY, "takes no turns: it returns another result than the operator")
 

@@ -17,8 +17,7 @@ import torch
 
 from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, uncompiled
-from nxcore.choose.learn.lesson import BESIDE
-from nxcore.choose.workers import Answer, Workers
+from nxcore.choose.workers import BESIDE, Answer, Workers
 from nxcore.interop import native
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
