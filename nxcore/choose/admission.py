@@ -32,9 +32,9 @@ _ANSWERS: ContextVar[Answers | None] = ContextVar("nxcore_answers", default=None
 
 @contextlib.contextmanager
 def once() -> Iterator[None]:
-    """Ask each kernel once within this block whether it takes a problem.
+    """Check once within this block whether a kernel accepts a problem.
 
-    To measure a problem asks a dozen times, and some kernels lay out their shared memory for an answer.
+    A measurement needs the answer a dozen times, and some kernels lay out their shared memory for it.
     """
     token = _ANSWERS.set({})
     try:

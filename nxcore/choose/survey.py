@@ -1,8 +1,8 @@
 """Survey: unknown problems of a GPU, measured by a process beside the program.
 
-The program's interpreter is left alone: to verify and race a problem takes one some 70 ms. What is found lies
-on disk, where the program reads it. Both share the device, which a program that waits for the host leaves
-idle for most of the time; of one that fills it, races take a share.
+The program's interpreter is left alone: to verify and race a problem takes one some 70 ms. The process leaves
+its decisions on disk, where the program reads them. Both share the device, which a program that waits for the
+host leaves idle for most of the time; of one that fills it, races take a share.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnmeasuredError(Exception):
     """A call can't be captured yet, since problems of it are being measured; a later one can be."""
 
 
-Told = Callable[[str], None]
+Done = Callable[[str], None]
 
 
 class Budget(Protocol):
@@ -76,7 +76,7 @@ class Survey:
 
     def __init__(self, surveyor: Workers | None, changed: Callable[[], None]) -> None:
         self._surveyor, self._changed = surveyor, changed
-        self._asked: dict[Problem, list[Told] | None] = {}  # None where it has been answered
+        self._asked: dict[Problem, list[Done] | None] = {}  # None where it has been answered
         self._lock = threading.Lock()
         self.stays: dict[Problem, str] = {}
 
@@ -89,7 +89,7 @@ class Survey:
     @property
     def open(self) -> int:
         """See the class."""
-        return sum(told is not None for told in list(self._asked.values()))
+        return sum(known is not None for known in list(self._asked.values()))
 
     def takes(self, problem: Problem) -> bool:
         """Return whether a problem is or can be measured here: not one that was measured before."""
@@ -99,12 +99,12 @@ class Survey:
             return self._asked[problem] is not None
         return self._surveyor.most > 0 and not torch.are_deterministic_algorithms_enabled()
 
-    def ask(self, problem: Problem, told: Told | None = None, heat: float = 0.0) -> None:
-        """Have a problem measured; call ``told`` with the reason if that failed, else with nothing.
+    def ask(self, problem: Problem, done: Done | None = None, heat: float = 0.0) -> None:
+        """Have a problem measured; call ``done`` with why that failed, or an empty string.
 
-        It is called in another thread, or here where the problem can't be measured.
+        That is in another thread, or here where the problem can't be measured.
         """
-        listeners = [told] if told else []
+        listeners = [done] if done else []
         with self._lock:
             known = self._asked.get(problem)
             if known is not None:
@@ -123,7 +123,7 @@ class Survey:
         self._surveyor.give(problem, request, functools.partial(self._answered, problem), heat)
 
     def after_fork(self) -> None:
-        """Ask nothing in a forked child, whose workers are its parent's."""
+        """Take no problem in a forked child, whose workers are its parent's."""
         self._surveyor, self._asked, self._lock = None, {}, threading.Lock()
 
     def _room(self, problem: Problem) -> bool:
@@ -143,8 +143,8 @@ class Survey:
         with self._lock:
             listeners, self._asked[problem] = self._asked.get(problem) or [], None
             last = not self.open
-        for told in listeners:
-            told(answer.why)
+        for done in listeners:
+            done(answer.why)
         if last:
             self._changed()
 

@@ -88,7 +88,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is to do: compile and verify a kernel for a problem, or measure the problem.
+    """Work for a worker: to compile and verify a kernel for a problem, or to measure the problem.
 
     Attributes
     ----------
