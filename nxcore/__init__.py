@@ -67,19 +67,15 @@ def accelerate(
         Any module; it may be replaced itself. Its modules stay the same objects with the same state.
     prepare : tuple, optional
         Arguments of a call, whose kernels, forward and backward, are compiled and measured now.
-    watch : bool
-        Compare steps with a few plain ones, and give modules back to torch where those are faster.
-    graphs : bool
-        On a CUDA device, replay the model's calls in training as two CUDA graphs, forward and backward, if
-        its code reads nothing but its modules, tensors, constants and arguments.
+    watch, graphs : bool
+        Compare steps with a few plain ones, and give modules back to torch where those are faster; on a CUDA
+        device, replay the model's calls in training as two CUDA graphs, if its code allows that.
 
     Returns
     -------
     Swap
-        ``replaced``: name -> class; ``left``: name -> reason, of every other module without children.
+        ``replaced``: name -> class; ``left``: name -> reason, of other modules; and ``replays``.
 
-    Examples
-    --------
     >>> nxcore.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
     {'0': 'MaxPool2d'}
     """

@@ -1,0 +1,83 @@
+"""Models whose code may do more than compute, which aren't replayed: each says why."""
+
+import random
+
+import pytest
+import torch
+
+import nxcore
+from tests.nn.test_whole import MET, Net, part, tape
+
+__all__ = ["tape"]
+
+
+def draws(x):
+    return x * random.random()
+
+
+class Random(Net):
+    def forward(self, x):
+        return draws(super().forward(x))
+
+
+class Seeded(Net):
+    def forward(self, x):
+        torch.manual_seed(0)
+        return super().forward(x)
+
+
+class Generated(Net):
+    def __init__(self):
+        super().__init__()
+        self.own = torch.Generator()
+
+    def forward(self, x):
+        return super().forward(x) * torch.rand((), generator=self.own)
+
+
+class Counts(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+def patched():
+    net = Net()
+    net.head.forward = net.head.forward
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Random, "draws reads random, a module"),
+        (Seeded, "its code reads manual_seed"),
+        (Generated, "its code reads the attribute own, a Generator"),
+        (Counts, "forward does more than compute: STORE_ATTR calls"),
+        (patched, "head: its forward is an attribute"),
+    ],
+)
+def test_code_that_may_depend_on_more_is_not_replayed(make, why):
+    model = make()
+    assert nxcore.accelerate(model).replays == f"are not replayed: {why}"
+    assert part(model) is None
+
+
+class Pair(Net):
+    def forward(self, x):
+        out = super().forward(x)
+        return out, out
+
+
+def test_another_result_than_a_tensor_is_not_replayed():
+    ours = Pair()
+    nxcore.accelerate(ours)
+    for _ in range(MET + 1):
+        ours(torch.randn(2, 3, 4, 4))[0].sum().backward()
+    why = "CaptureError: it must return one plain tensor that needs a gradient, got tuple"
+    assert part(ours).state == f"runs: {why}"
+    assert not part(ours).stands
