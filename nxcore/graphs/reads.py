@@ -23,7 +23,8 @@ from nxcore.graphs.structure import CONSTANTS
 BUILTINS = {
     *("abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max"),
     *("min", "range", "reversed", "round", "slice", "sorted", "str", "sum", "super", "tuple", "zip"),
-    *("True", "False", "None", "AssertionError", "RuntimeError", "TypeError", "ValueError"),
+    *("True", "False", "None", "AssertionError", "Exception", "NotImplementedError", "RuntimeError"),
+    *("TypeError", "ValueError"),
 }
 """Builtin functions and types whose results depend on their arguments alone, and exceptions."""
 

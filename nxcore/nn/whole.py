@@ -87,8 +87,10 @@ class ModelWhole(Whole):
 
     def call(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replay the call if its signature was captured; otherwise run it, by ``call``."""
-        if self.resting or kwargs or not args or not self.stands or not all(map(_plain, args)):
+        if self.resting or kwargs or not (args and module.training and torch.is_grad_enabled()):
             return call(*args, **kwargs)
+        if not self.stands or not all(map(_plain, args)):
+            return call(*args)
         if self._record(args[0].device) is None or module is not self._of() or _apart():
             return call(*args)
         if self.early and self._captures:
