@@ -32,10 +32,13 @@ times. The rest of a measurement needs a core more than the device.
 """
 
 ROOM = 1 << 30
-"""Bytes of a device's memory that must be free besides those of a race: a process has its own context."""
+"""Bytes of a device's memory that a process takes besides those of a race, for its context."""
 
 COPIES = 8
 """The memory that a race takes, in bytes of the problem's tensors."""
+
+SPARE = 4
+"""The free memory, relative to what the process takes: the program may come to need more at any time."""
 
 
 class UnmeasuredError(Exception):
@@ -132,7 +135,7 @@ class Survey:
             return True
         free = torch.cuda.mem_get_info(problem.device)[0]
         held = sum(t.numel() * t.dtype.itemsize for t in problem.tensors)
-        return free > ROOM + COPIES * held
+        return free > SPARE * (ROOM + COPIES * held)
 
     def _answered(self, problem: Problem, answer: Answer) -> None:
         self._budget().charge(COST * answer.raced + BESIDE * max(0.0, answer.seconds - answer.raced))

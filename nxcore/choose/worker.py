@@ -89,6 +89,8 @@ class Surveyor:
             problem = moved(problem, torch.device("cuda", task["index"]))
         with current(problem.device):
             choice = self.pruner.measured(problem, arguments(problem))
+        if problem.device.type == "cuda":
+            torch.cuda.empty_cache()  # the memory is the program's
         raced = self.pruner.estimator.recall.wisdom.read(problem) is not None
         return "" if raced else choice.decision.reason
 

@@ -124,6 +124,15 @@ def test_without_memory_nothing_is_asked(monkeypatch):
     assert (process.tasks, found.takes(PROBLEM)) == ([], False)
 
 
+def test_the_program_keeps_most_of_the_free_memory(monkeypatch):
+    found, _, _, _ = surveyed()
+    x = torch.empty(2**26, device="meta")  # 256 MiB
+    problem = SimpleNamespace(device=torch.device("cuda"), tensors=[x, x])
+    for free, roomy in ((20 * 2**30, False), (21 * 2**30, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 * 2**30))
+        assert found._room(problem) is roomy
+
+
 def beside(folder, **us):
     """Return an online session whose problems another session measures, with the process."""
     session, _, runs = learning(folder=folder, **us)
