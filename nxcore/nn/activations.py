@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nxcore import session
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
-from nxcore.nn.exchange import AWAKE, RESTING, kind
+from nxcore.nn.exchange import AWAKE, kind, kinds
 from nxcore.nn.served import LEFT, Served, look, with_rest
 
 FEWEST = 1 << 18
@@ -102,7 +102,7 @@ def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], C
 
         cls.forward = forward
         with_rest(cls)
-        FUNCTIONS.update(dict.fromkeys((torchs, cls, RESTING[cls]), (name, numbers)))
+        FUNCTIONS.update(dict.fromkeys(kinds(cls), (name, numbers)))
         return cls
 
     return decorated

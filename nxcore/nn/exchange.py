@@ -24,8 +24,11 @@ PATCHED = "_nxcore_patched"
 RESTING: dict[type[nn.Module], type[nn.Module]] = {}
 """Class -> its sibling whose ``forward`` is torch's."""
 
+ROAMING: dict[type[nn.Module], type[nn.Module]] = {}
+"""Class -> its sibling whose ``forward`` is torch's until a shape comes back."""
+
 AWAKE: dict[type[nn.Module], type[nn.Module]] = {}
-"""The reverse."""
+"""The reverse of both."""
 
 COMPILED: set[str] = set()
 """The names of watches over models that dynamo has traced."""
@@ -92,6 +95,12 @@ def awake(module: nn.Module) -> type[nn.Module]:
     """Return the class of ``module`` when it is awake and without a watch."""
     cls = kind(module)
     return AWAKE.get(cls, cls)
+
+
+def kinds(cls: type[nn.Module]) -> tuple[type[nn.Module], ...]:
+    """Return torch's class that ``cls`` stands for, ``cls``, and its siblings."""
+    torchs: type[nn.Module] = cls.__bases__[0]
+    return torchs, cls, RESTING[cls], ROAMING[cls]
 
 
 def become(module: nn.Module, cls: type[nn.Module]) -> None:

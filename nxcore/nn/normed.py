@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.expression.normed import NORMED
 from nxcore.graphs.hooks import hooked, saving
 from nxcore.nn.activations import FEWEST, FUNCTIONS, operator
-from nxcore.nn.exchange import RESTING
+from nxcore.nn.exchange import kinds
 from nxcore.nn.modules import BatchNorm2d
 
 Call = tuple[Operator, tuple[Any, ...]]
 
-NORMS = (nn.BatchNorm2d, BatchNorm2d, RESTING[BatchNorm2d])
+NORMS = kinds(BatchNorm2d)
 ACTIVATIONS = {cls: found for cls, found in FUNCTIONS.items() if found[0] in NORMED}
 """Torch's module, and ours -> the activation, and the attributes that are its numbers."""
 

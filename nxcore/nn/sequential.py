@@ -15,7 +15,7 @@ from nxcore.graphs.raw import leaves
 from nxcore.graphs.together import weights_of
 from nxcore.nn import normed
 from nxcore.nn.activations import ReLU
-from nxcore.nn.exchange import RESTING
+from nxcore.nn.exchange import kinds
 from nxcore.nn.modules import BatchNorm2d, Conv2d, track
 from nxcore.nn.normed import NORMS, Call
 from nxcore.nn.served import LEFT, Served, is_compiling, with_rest
@@ -23,8 +23,7 @@ from nxcore.nn.served import LEFT, Served, is_compiling, with_rest
 _sep_conv2d = session.default().op("sep_conv2d")
 _block = session.default().op("sep_conv2d_batch_norm")
 
-CONVOLUTIONS = (nn.Conv2d, Conv2d, RESTING[Conv2d])
-RELUS = (nn.ReLU, ReLU, RESTING[ReLU])
+CONVOLUTIONS, RELUS = kinds(Conv2d), kinds(ReLU)
 
 LAYERS = 4  # of a block: ReLU, depthwise convolution, 1x1 convolution, batch norm
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nxcore.call.unusual import PLAIN
 from nxcore.interop import internals
@@ -19,6 +19,11 @@ MET, MOST = 8, 4096
 """Calls with a new shape that wake resting modules, and the most shapes that are counted."""
 
 ROAMED = "no shape of the model's input came back"
+
+
+def fit() -> bool:
+    """Return whether a call made now may exchange modules: not one that is unusual, or in a backward pass."""
+    return internals.backward_pass() == -1 and not torch.compiler.is_compiling() and not unfit()
 
 
 class Shapes:
@@ -40,14 +45,27 @@ class Shapes:
         self._due = set[Any]()
         self._begun: Callable[[], bool] | None = None
 
+    def passes(self, args: tuple[Any, ...]) -> bool:
+        """Count a call while no shape came back, if neither it nor the next one may wake modules."""
+        if not self.roam or self._due or not args or args[0].__class__ is not Tensor:
+            return False
+        shape = args[0].shape
+        met = self.counts.get(shape, 0)
+        if met >= MET - 2:
+            return False
+        if not met and len(self.counts) >= MOST:
+            self.counts.clear()
+        self.counts[shape] = met + 1
+        return True
+
     def new(self, model: nn.Module, args: tuple[Any, ...]) -> bool:
         """Count a call before it runs; return whether ``ran`` must follow, as the next may wake modules."""
         shape = args[0].shape if args and type(args[0]) in PLAIN else None
         met = self.counts.get(shape, 0)
         if met >= MET or torch.compiler.is_compiling() or internals.backward_pass() != -1:
             return False
-        if met in (0, MET - 1) and unfit():  # which takes longer than all else
-            self.roam = False  # no shape may ever be counted, and nothing would wake the modules
+        if met == MET - 1 and unfit():
+            self.roam = False
             return False
         if met == MET - 1:
             self.roam = False

@@ -25,7 +25,7 @@ from nxcore.nn.modules import (
 )
 from nxcore.nn.prepare import shown
 from nxcore.nn.sequential import Sequential
-from nxcore.nn.served import LEFT, SERVED, Served, look, wake
+from nxcore.nn.served import LEFT, RETURNED, SERVED, Served, look, wake
 from nxcore.nn.whole import whole_for
 
 OURS: dict[type[nn.Module], Any] = {
@@ -138,7 +138,7 @@ def restore(model: nn.Module) -> Swap:
             swap.left[name] = f"its class was changed since, to {cls.__name__}"
             continue
         wake(module)
-        for own in (MARK, LEFT, SERVED):
+        for own in (MARK, LEFT, SERVED, RETURNED):
             vars(module).pop(own, None)
         module.__class__ = TORCHS[cls]
         swap.replaced[name] = cls.__name__

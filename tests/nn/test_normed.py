@@ -169,7 +169,7 @@ def test_it_rests_where_torch_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own.reason == RESTS
 
 
-@pytest.mark.parametrize("name", normed.ACTIVATIONS.values(), ids=str)
+@pytest.mark.parametrize("name", dict.fromkeys(normed.ACTIVATIONS.values()), ids=str)
 def test_the_reference_is_the_modules(name: tuple[str, tuple[str, ...]]) -> None:
     spec = nxcore.op(f"normed_{name[0]}").spec
     x, state = torch.randn(2, 6, 5, 5), [torch.rand(6, 1, 1) + 0.5 for _ in normed.STATE]

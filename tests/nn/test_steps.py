@@ -13,7 +13,7 @@ import nxcore
 from nxcore.nn import exchange, patience, shapes, steps, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
-from nxcore.nn.served import AFTER, ROAMS, Served
+from nxcore.nn.served import AFTER, ALONE, EACH, ROAMS, SEEN, Served
 from nxcore.nn.shapes import MET
 from nxcore.nn.trial import LOOKS
 from nxcore.session import Session
@@ -230,14 +230,17 @@ def test_modules_rest_while_every_shape_is_new(monkeypatch: pytest.MonkeyPatch) 
     assert len(ours) == 4
     assert all(rests(m) for m in ours)
     assert watched[0].reason == ROAMS
-    assert not rests(alone[0]), "nothing would wake it"
+    assert rests(alone[0])
+    assert alone[0].reason == ALONE
     with monkeypatch.context() as patch:
         patch.setattr(Served, "by_kernel", None)
         watched(torch.ones(1, 4, 8, 7))
-    for _ in range(MET):
-        watched(torch.ones(1, 4, 4, 4))
+    for _ in range(EACH * SEEN):
+        for model in (watched, alone):
+            model(torch.ones(1, 4, 4, 4))
+    assert not rests(alone[0])
     meet(range(AFTER, 3 * AFTER))
-    assert not any(rests(m) for m in ours), "its shapes may come back"
+    assert not any(rests(m) for m in (*ours, alone[0])), "its shapes may come back"
 
 
 @pytest.mark.usefixtures("torchs")
