@@ -61,6 +61,7 @@ class Whole(Part):
         self._dice: Tensor | None = None  # the state of the device's random generator before it
         self.classes: list[type[nn.Module]] = []
         self.plainly: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self._inside: list[nn.Module] | None = None
         self._plain: contextlib.AbstractContextManager[Any] | None = None
 
     def __deepcopy__(self, memo: Any) -> Whole:
@@ -88,7 +89,9 @@ class Whole(Part):
         found = [c.inside for captures in self._captures.values() for c in captures]
         if found:
             return any(inside.classes_hold() for inside in found)
-        self.called = [*map(type, module.modules())][1:] == self.classes
+        if not self._waits or self._inside is None:
+            self._inside = [*module.modules()][1:]  # to find them takes a network's call some percent
+        self.called = [*map(type, self._inside)] == self.classes
         return self.called
 
     def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -173,7 +173,7 @@ def whole_for(
     """
     if not available() or next(model.children(), None) is None:
         return None
-    if parts_of(model):
+    if next(parts_of(model), None) is not None:
         return "parts of it may be"
     try:
         names_of(model)
@@ -182,9 +182,10 @@ def whole_for(
     return ModelWhole(model, recorder_of, unsettled)
 
 
-def parts_of(model: nn.Module) -> list[Part]:
-    """Return the parts of the modules within ``model``."""
-    return [value for m in model.modules() for value in vars(m).values() if isinstance(value, Part)]
+def parts_of(model: nn.Module) -> Iterator[Part]:
+    """Yield the parts of the modules within ``model``; its own first, since a network has thousands."""
+    for module in model.modules():
+        yield from [value for value in vars(module).values() if isinstance(value, Part)]
 
 
 def available() -> bool:
