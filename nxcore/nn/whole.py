@@ -105,6 +105,7 @@ class ModelWhole(Whole):
             self.early, self._waits, self._left = False, True, self._left - 1
             self._made -= self.captured
             self._captures.clear()
+            self.pool = 0
 
     def _due(self, met: int) -> bool:
         return self._waits or (met >= self.settled and (met - self.settled) % AGAIN == 0)
@@ -134,12 +135,16 @@ class ModelWhole(Whole):
         self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
     ) -> Capture:
         torchs, self._torchs = self._torchs, None
-        names, before = self._reads(module), _reserved(tensors[0].device)
-        made = Capture(
-            *(self.run, module, tensors, recorder, names, ran_s, torchs, self._dice),
-            counts_as=_counts_as,
-        )
-        self.pool += max(0, _reserved(tensors[0].device) - before)
+        device, names = tensors[0].device, self._reads(module)
+        before = _kept(device)
+        try:
+            made = Capture(
+                *(self.run, module, tensors, recorder, names, ran_s, torchs, self._dice),
+                counts_as=_counts_as,
+            )
+        finally:
+            after = _kept(device)
+        self.pool += max(0, after - before)
         self.early = self._left > 0 and default().learning
         return made
 
@@ -244,5 +249,12 @@ def _counts_as(cls: type) -> type:
     return AWAKE.get(own, own)
 
 
-def _reserved(device: torch.device) -> int:
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+def _kept(device: torch.device) -> int:
+    """Return the bytes that torch keeps of a device, after it has returned those that nothing uses.
+
+    What runs beside a capture took belongs to a stream that no step uses.
+    """
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
