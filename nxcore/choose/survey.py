@@ -24,12 +24,16 @@ _log = logging.getLogger(__name__)
 DEVICES = ("cuda",)
 """The types of devices whose problems are measured beside the program: processors have several programs."""
 
-COST = 0.2
-"""The share of a race's seconds that is taken to delay the program.
+COST, IDLE, FULL = 0.2, 0.12, 0.4
+"""The share of a race's seconds that is taken to delay the program; where the device is seldom at work, and
+where it nearly always is.
 
-One that fills an H100 took 1.19 times as long beside races, and a search step, which waits for the host, 1.1
-times. The rest of a measurement needs a core more than the device.
+Plain search steps, which wait for the host, took 1.07 times as long beside a process that raced for 0.6 of
+its time. Other numbers are assumptions. The rest of a measurement needs a core more than the device.
 """
+
+OFTEN = 0.75
+"""The share of the time from which on a device counts as full."""
 
 ROOM = 1 << 30
 """Bytes of a device's memory that a process takes besides those of a race, for its context."""
@@ -138,7 +142,8 @@ class Survey:
         return free > SPARE * (ROOM + COPIES * held)
 
     def _answered(self, problem: Problem, answer: Answer) -> None:
-        self._budget().charge(COST * answer.raced + BESIDE * max(0.0, answer.seconds - answer.raced))
+        cost = COST if answer.busy is None else IDLE if answer.busy < OFTEN else FULL
+        self._budget().charge(cost * answer.raced + BESIDE * max(0.0, answer.seconds - answer.raced))
         if answer.why:
             _log.warning("survey: %s: %s", problem, answer.why)
         if answer.stays:

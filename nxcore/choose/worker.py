@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from nxcore.interop import native
 from nxcore.registry import made
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
+from nxcore.spec.busy import busy
 from nxcore.spec.composed import taken_apart
 from nxcore.spec.device import current, pretend
 from nxcore.spec.kernel import Backend, Kernel
@@ -39,6 +41,9 @@ from nxcore.store.files import Store
 from nxcore.store.problems import arguments, described, moved
 from nxcore.store.wisdom import Wisdom
 from nxcore.trust.gate import Gate, brief
+
+LOOKS, LOOK_S = 3, 0.25
+"""How often a worker finds how busy a device is, and the seconds between."""
 
 NICE = 19
 """The niceness of a worker: a core that the program wants is the program's."""
@@ -69,10 +74,16 @@ class Surveyor:
     ----------
     tuner : Tuner
         Verifies and races kernels.
+
+    Attributes
+    ----------
+    busy : float, optional
+        The share of the time in which the device was at work before the first problem.
     """
 
     def __init__(self, tuner: Tuner) -> None:
-        self.tuner = tuner
+        self.tuner, self._looked = tuner, False
+        self.busy: float | None = None
         # It reads the package's record at its first task, which tells where that is.
         self.pruner = Pruner(Estimator(Recall(tuner, Wisdom(tuner.gate.store, transfer.shipped))))
 
@@ -87,12 +98,24 @@ class Surveyor:
         problem = described(self.tuner.registry.spec(task["op"]), task["problem"])
         if problem.device.type == "cuda":
             problem = moved(problem, torch.device("cuda", task["index"]))
+            self._look(task["index"])
         with current(problem.device):
             choice = self.pruner.measured(problem, arguments(problem))
         if problem.device.type == "cuda":
             torch.cuda.empty_cache()  # the memory is the program's
         raced = self.pruner.estimator.recall.wisdom.read(problem) is not None
         return "" if raced else choice.decision.reason
+
+    def _look(self, index: int) -> None:
+        """Find how busy the device is, before this process has anything for it to do."""
+        if not self._looked:
+            self._looked = True
+            known = []
+            for _ in range(LOOKS):
+                time.sleep(LOOK_S)
+                if (share := busy(index)) is not None:
+                    known.append(share)
+            self.busy = statistics.fmean(known) if known else None
 
 
 def _sampled(problem: Problem, name: str) -> Problem:
@@ -154,7 +177,7 @@ def main() -> int:
                 why = brief(error)
             took = {"seconds": clock() - began, "compilations": tally().compilations - before}
             took["raced"] = seconds()["timing"] - raced
-            answers.write(json.dumps({"why": why, "stays": stays, **took}) + "\n")
+            answers.write(json.dumps({"why": why, "stays": stays, "busy": surveyor.busy, **took}) + "\n")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ class Answer:
         Why torch serves a problem that was to be measured: no kernel could be raced. Empty otherwise.
     raced : float
         Those of the seconds that a race took.
+    busy : float, optional
+        The share of the time in which the device was at work before; None where that isn't known.
     """
 
     why: str = ""
@@ -84,6 +86,7 @@ class Answer:
     compilations: int = 0
     stays: str = ""
     raced: float = 0.0
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -275,12 +278,10 @@ class _Worker:
             status = self._process.wait()
             self._fail(f"the worker that compiled it ended with status {status}{self._last_words()}")
         elif self._text.endswith(b"\n"):
-            answer = json.loads(self._text.splitlines()[-1])
+            answer = Answer(**json.loads(self._text.splitlines()[-1]))
             self._text = b""
-            compilations = int(answer["compilations"])
-            tally.compiled(compilations)
-            took, raced = float(answer["seconds"]), float(answer.get("raced", 0.0))
-            self._tell(Answer(str(answer["why"]), took, compilations, str(answer.get("stays", "")), raced))
+            tally.compiled(answer.compilations)
+            self._tell(answer)
 
     def check(self, patience: float) -> None:
         """End it if it has taken too long."""
