@@ -325,6 +325,16 @@ def counts(found: list[tuple[float, Turn, Turn]]) -> str:
     return ", ".join(f"{first.get(name, 0)}/{last.get(name, 0)} {name}" for name in names)
 
 
+def policy() -> str:
+    """Return the policy of the accelerated process."""
+    return os.environ.get("NXCORE_POLICY", "online")
+
+
+def device() -> str:
+    """Return the name of the device."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 def main() -> None:
     """Print a line a model."""
     parser = argparse.ArgumentParser(
@@ -355,7 +365,7 @@ def main() -> None:
         print(line(how, found), *(f"    {row}" for row in found[-1][2].report), sep="\n", flush=True)
         if given.json:
             rows = [(at, asdict(p), asdict(o)) for at, p, o in found]
-            row = asdict(how) | {"turns": rows, "explain": shown}
+            row = asdict(how) | {"policy": policy(), "device": device(), "turns": rows, "explain": shown}
             with given.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
