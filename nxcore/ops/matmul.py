@@ -208,9 +208,15 @@ SLICED = (
     Sample("four_slices_at_an_edge", (turned(68, 64), turned(64, 1028))),
     Sample("eight_slices_around", (turned(384, 384), turned(384, 384)), tags=frozenset({"huge"})),
     Sample("eight_broad_slices_around", (rand(384, 384), rand(384, 384)), tags=frozenset({"huge"})),
-    Sample("two_slices_around", (rand(384, 256), rand(256, 768)), tags=frozenset({"huge"})),
+    Sample("two_slices_around", (rand(768, 96), rand(96, 768)), tags=frozenset({"huge"})),
     Sample("four_slices_around", (rand(768, 256), rand(256, 768)), tags=frozenset({"huge"})),
     Sample("sixteen_warps", (rand(1024, 256), rand(256, 3200)), tags=frozenset({"huge"})),
+    # Of a batch, and several blocks share a tile.
+    Sample("eight_slices_shared", (turned(128, 768), rand(2, 768, 384)), tags=frozenset({"huge"})),
+    Sample("eight_broad_slices_shared", (rand(2, 128, 768), rand(2, 768, 384)), tags=frozenset({"huge"})),
+    Sample("two_slices_shared", (rand(2, 192, 256), rand(2, 256, 768)), tags=frozenset({"huge"})),
+    Sample("four_slices_shared", (rand(2, 192, 384), rand(2, 384, 1024)), tags=frozenset({"huge"})),
+    Sample("sixteen_warps_shared", (rand(2, 1024, 768), rand(2, 768, 640)), tags=frozenset({"huge"})),
 )
 
 # Samples whose numbers and layouts every class computes.

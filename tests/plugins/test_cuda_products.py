@@ -69,7 +69,7 @@ def multiplied(a, b, tile):
 def product_of(args):
     """Describe a call."""
     a, b = args[:2]
-    return Product.of(*map(TensorMeta.of, (a, b, torch.empty(a.shape[0], b.shape[1], device="meta"))))
+    return Product.of(*map(TensorMeta.of, (a, b, torch.matmul(a.to("meta"), b.to("meta")))))
 
 
 def operand(rows, columns, turned):
@@ -125,8 +125,12 @@ def test_a_whole_product_needs_no_bounds():
     a, b = torch.randn(64, 128), torch.randn(128, 32)
     product = Product.of(*map(TensorMeta.of, (a, b, torch.empty(64, 32))))
     whole = OWN.for_product(product)
-    assert whole == replace(OWN, whole=True)
+    assert whole == replace(OWN, whole=True, one=True)
+    assert whole.alone
     assert torch.equal(multiplied(a, b, whole), multiplied(a, b, OWN))
+    for other in (replace(whole, one=False), replace(whole, parts=2), OWN):
+        assert not other.alone
+        assert torch.equal(multiplied(a, b, other), multiplied(a, b, whole)) == (other.parts == 1)
     for shape in ((65, 128, 32), (64, 127, 32), (64, 128, 31)):
         rows, terms, columns = shape
         metas = (torch.empty(s, device="meta") for s in ((rows, terms), (terms, columns), (rows, columns)))
@@ -241,7 +245,7 @@ def test_the_shape_alone_chooses_the_tile(shape, tile, parts):
     metas = (torch.empty(s, device="meta") for s in ((rows, terms), (terms, columns), (rows, columns)))
     found = matmul.choose(Product.of(*map(TensorMeta.of, metas)))
     assert found == replace(tile, parts=parts) or (
-        isinstance(tile, matmul.Slices) and found == replace(tile, parts=parts, whole=True)
+        isinstance(found, matmul.Slices) and (found.kind, found.parts) == (tile, parts) and found.one
     )
 
 
@@ -252,11 +256,15 @@ def test_the_gate_reaches_every_tile_of_teams_by_the_samples_of_its_own():
         for name in names:
             args = samples[name].build(spec, "cpu", torch.float32)
             own, asked = matmul.choose(product_of(args)), matmul.proofs(Problem.of(spec, args))
-            assert replace(own, parts=1, whole=False) == tile, name
+            assert own.kind == tile, name
             assert name in asked, "a verdict of its own problem"
             assert own.whole != name.endswith("_edge")
-            if name.endswith("_around"):
-                terms = args[0].shape[1] // own.parts
+            assert own.alone != name.endswith(("_edge", "_shared")), "its own kernel"
+            if name.endswith("_shared"):
+                assert own.parts > 1
+                assert matmul.proofs(Problem.of(spec, args)) == (name,)
+            if name.endswith(("_around", "_shared")):
+                terms = args[0].shape[-1] // own.parts
                 assert terms // (own.run * own.slices) > own.stages, "terms go around all stages"
     assert set(matmul.PROOFS) == set(matmul.TEAMS)
     assert matmul.proofs(Problem.of(spec, samples["few"].build(spec, "cpu", torch.float32))) == ()
@@ -288,7 +296,7 @@ def test_the_shared_memory_of_a_block_is_the_devices(monkeypatch):
 def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_path):
     tile = TILES[name]
     if tile in matmul.TEAMS and matmul.TEAMS[tile].whole:
-        tile = replace(tile, whole=True)  # as products have it
+        tile = replace(tile, whole=True, one=True)  # as products have it
     for inner in (False, True):
         instance = tile.instance(matmul.Way(True, True), matmul.Way(inner, True))
         (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))

@@ -72,7 +72,7 @@ def entrant(matmul, tile):
         matmul.QUARTET: "R4s4u2i3",
         matmul.LEGION: "K1r16s4h1",
     }
-    bare = replace(tile, parts=1, whole=False) if isinstance(tile, matmul.Slices) else replace(tile, parts=1)
+    bare = tile.kind if isinstance(tile, matmul.Slices) else replace(tile, parts=1)
     return f"cuda {names[bare]}" + (f"/{tile.parts}" if tile.parts > 1 else "")
 
 

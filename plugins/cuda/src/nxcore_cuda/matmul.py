@@ -87,7 +87,7 @@ Run = Callable[[Tensor, Tensor, Tensor], None]
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
     bounded = (tile for tile, times in TEAMS.items() if not times.whole)
-    whole = (replace(tile, whole=True) for tile in TEAMS)
+    whole = (replace(tile, whole=True, one=one) for tile in TEAMS for one in (False, True))
     for tile in (*ALONE_AND_EACH, DEEP, AHEAD, *bounded, *whole):
         for vectors in (True, False):
             for inner in (False, True):
@@ -174,7 +174,7 @@ def branch(problem: Problem) -> tuple[int, int, int, int, bool]:
 
 PROOFS = {
     **{
-        tile: (name, f"{name}_around", f"{name}_at_an_edge")
+        tile: (name, f"{name}_around", f"{name}_at_an_edge", f"{name}_shared")
         for tile, name in (
             (OCTET, "eight_slices"),
             (BROAD, "eight_broad_slices"),
@@ -182,9 +182,9 @@ PROOFS = {
             (QUARTET, "four_slices"),
         )
     },
-    LEGION: ("sixteen_warps",),
+    LEGION: ("sixteen_warps", "sixteen_warps_shared"),
 }
-"""The samples that have a tile, by names; the last of three has bounds to check."""
+"""The samples that have a tile, by names: alone, with bounds to check, and of a batch that blocks share."""
 
 
 def proofs(problem: Problem) -> tuple[str, ...]:
@@ -192,8 +192,11 @@ def proofs(problem: Problem) -> tuple[str, ...]:
     tile = choose(Product.of(problem["a"], problem["b"], problem.outputs), memory(problem.device))
     if not isinstance(tile, Slices):
         return ()
-    names = PROOFS[replace(tile, parts=1, whole=False)]
-    return names[:2] if tile.whole else names[-1:]
+    end = "_shared" if tile.whole else "_at_an_edge"
+    names = PROOFS[tile.kind]
+    if tile.alone:
+        return tuple(name for name in names if not name.endswith(("_shared", "_at_an_edge")))
+    return tuple(name for name in names if name.endswith(end))
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:

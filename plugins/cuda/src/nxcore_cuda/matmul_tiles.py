@@ -100,6 +100,9 @@ class Slices(Tile):
         else they are sent one number after another.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
+    one : bool
+        Whether the product is no batch. Where the tile is whole and not shared too, its kernel has no code
+        for batches and shares.
     """
 
     by_line: bool = False
@@ -110,6 +113,7 @@ class Slices(Tile):
     pieces: int = 1
     held: bool = False
     whole: bool = False
+    one: bool = False
 
     @property
     def run(self) -> int:
@@ -123,17 +127,30 @@ class Slices(Tile):
         return 4 * self.slices * max(stages, self.tall * self.wide)
 
     def for_product(self, product: Product) -> Self:
-        """Return the tile that checks no bound where a product needs no check."""
+        """Return the tile as a product needs it: with bounds or whole, for a batch or for one."""
         p = product
         whole = not (p.rows % self.tall or p.columns % self.wide or p.terms % self.depth)
-        return replace(self, whole=whole)
+        return replace(self, whole=whole, one=math.prod(p.batch) == 1)
+
+    @property
+    def kind(self) -> Self:
+        """The tile as in ``TEAMS``, whatever the product."""
+        return replace(self, parts=1, whole=False, one=False)
+
+    @property
+    def alone(self) -> bool:
+        """Whether its kernel has no code for batches and shares."""
+        return self.one and self.whole and self.parts == 1
 
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
         shared = (self.team, self.stages, self.turn, self.pieces, self.held)
-        arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole)
-        return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
+        ways = (a.inner, a.vectors, b.inner, b.vectors)
+        ends = (self.whole, True) if self.alone else (self.whole,)
+        return Instance(
+            "matmul_slices", (*sizes, *shared, *ways, *ends), threads=self.threads, blocks=self.resident
+        )
 
 
 LARGE = Tile(128, 128, 8, 8, 16, resident=2, by_line=False)
