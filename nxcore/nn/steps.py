@@ -180,7 +180,7 @@ class Steps:
         """Take all modules back, and compare no more."""
         self.ended = why
         if self.whole is not None:
-            self.whole.leave(why)  # parts within it wait no longer
+            self.whole.end(why)
         self._drop()
         if (model := self._of()) is not None:
             self._apply(model, frozenset())
@@ -381,7 +381,7 @@ class Steps:
         if trial.verdict == "other":
             mode.given = trial.other
             if self.whole is not None and REPLAYS in trial.other:
-                self.whole.give_back()
+                self.whole.end("the model's steps are faster without it")
                 self._captured = False
             if not trial.present and len(trial.other) > 1:
                 mode.queue = sorted(trial.other - {REPLAYS})

@@ -37,6 +37,7 @@ def unwatch(model: nn.Module) -> None:
         if isinstance(held, Steps):
             held.end()
         elif held is not None and exchange.watch_of(module) is held:
+            held.whole.end("the watch was taken away")
             exchange.release(module)
 
 

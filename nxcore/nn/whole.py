@@ -79,9 +79,9 @@ class ModelWhole(Whole):
         """Its state, as a line."""
         return [f"the model: {self.state}"]
 
-    def give_back(self) -> None:
-        """Run all calls from now on, since steps are faster that way; free the captures."""
-        self.leave("the model's steps are faster without it")
+    def end(self, why: str) -> None:
+        """Run all calls from now on; free the captures. Parts within the model wait no longer."""
+        self.leave(why)
         self.clear()
         self.pool = 0
 
