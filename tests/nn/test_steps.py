@@ -234,6 +234,8 @@ def test_modules_rest_while_every_shape_is_new(monkeypatch: pytest.MonkeyPatch) 
     assert alone[0].reason == ALONE
     with monkeypatch.context() as patch:
         patch.setattr(Served, "by_kernel", None)
+        patch.setattr(steps.Steps, "_idle", None)
+        patch.setattr(shapes.Shapes, "new", None)
         watched(torch.ones(1, 4, 8, 7))
     for _ in range(EACH * SEEN):
         for model in (watched, alone):
