@@ -24,7 +24,7 @@ from nxcore.call.operator import Operator
 from nxcore.context import PREFERENCE, Preference
 from nxcore.errors import InvalidInputError
 from nxcore.nn.exchange import AWAKE, RESTING, ROAMING, awake, become, kind
-from nxcore.nn.shapes import MOST, fit
+from nxcore.nn.shapes import fit
 
 AFTER = 32
 """Calls in a row that torch serves before a module rests."""
@@ -34,8 +34,8 @@ ROAMS = f"it rests: torch served {AFTER} calls in a row, and no shape of the mod
 ALONE = f"it rests: torch served {AFTER} calls in a row, and no shape of its input came back"
 IDLES = "it rests: torch serves {}"
 
-EACH, SEEN = 8, 3
-"""One call in so many is looked at where a module itself counts shapes, and how often one wakes it.
+EACH, SEEN, SHAPES = 8, 3, 256
+"""Where a module counts shapes: one call in so many is looked at, how often one wakes it, the most kept.
 
 To look at each would take 0.5 us a call. A shape in a row wakes it after 17 to 24 calls.
 """
@@ -208,7 +208,7 @@ def _came_back(module: nn.Module, x: Any) -> bool:
         return False
     shape = x.shape  # made anew each time it is read
     seen = counts.get(shape, 0) + 1
-    if seen == 1 and len(counts) >= MOST:
+    if seen == 1 and len(counts) >= SHAPES:
         counts.clear()
     counts[shape] = seen
     return seen >= SEEN and fit()
