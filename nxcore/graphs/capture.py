@@ -17,6 +17,7 @@ from nxcore.graphs.branches import LANES, gradients_of_several_streams
 from nxcore.graphs.buffers import aliased, buffer, untouched
 from nxcore.graphs.dice import DRAWS, thrown, with_dice
 from nxcore.graphs.late import Late, late
+from nxcore.graphs.measured import Measured
 from nxcore.graphs.outcome import ROUGH, Outcome, check, compared, differentiated, wave
 from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.reads import Held
@@ -106,6 +107,7 @@ class Capture:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
+            measured = Measured()
             ran, grad = self._tried(module, held, recorder)
             if counts_as is None and PREFERENCE.get().patient and default().chooser.survey.open:
                 raise UnmeasuredError("its problems are being measured beside the program")
@@ -119,7 +121,7 @@ class Capture:
             else:
                 if [t._version for t in held] != before:
                     raise CaptureError("it writes into its arguments or parameters")
-                self._of_whole(module, held, recorder, run_once)
+                self._of_whole(module, held, recorder, run_once, measured)
                 with self.again(dice):
                     check("a replay after a run", recorder.aside(replay_once), ran)
             self.ran_ms, self.replayed_ms = self._times(recorder, run_once, replay_once, 1e3 * least_s)
@@ -170,15 +172,19 @@ class Capture:
             check("a replay after two runs", recorder.aside(replay_once), ran)
 
     def _of_whole(
-        self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder, run_once: Callable[[], Outcome]
+        self,
+        module: nn.Module,
+        held: Sequence[Tensor],
+        recorder: Recorder,
+        run_once: Callable[[], Outcome],
+        measured: Measured,
     ) -> None:
         """Record the second run. Its replay is compared with the first run, so no run is only compared.
 
-        Where the first run has found pairs of forward and backward operators to measure, a run measures them.
+        Runs come before it where a recording would find what isn't measured.
         """
-        if default().chooser.pairs.waiting:
-            with as_captured():
-                recorder.aside(run_once)
+        with as_captured():
+            measured.repeated(functools.partial(recorder.aside, run_once))
         record = functools.partial(self._record, module, held, recorder, contextlib.nullcontext, undone=True)
         try:
             self._recorded = record()

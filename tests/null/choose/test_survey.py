@@ -14,7 +14,7 @@ import torch
 
 from nxcore.choose import survey, worker, workers
 from nxcore.choose.survey import COST, FULL, IDLE, Survey
-from nxcore.choose.workers import BESIDE, Answer
+from nxcore.choose.workers import Answer
 from nxcore.context import in_force
 from nxcore.measure import race as racing
 from nxcore.settings import Settings
@@ -76,7 +76,7 @@ def test_a_problem_is_measured_once_within_the_budget_and_all_who_ask_are_told()
     assert not process.affords()
     process.answer()
     assert (told, found.open, changes) == (["", ""], 0, [1])
-    assert budget.spent == pytest.approx(0.5 * COST + 1.5 * BESIDE)
+    assert budget.spent == pytest.approx(0.5 * COST[0] + 1.5 * COST[1])
     assert not found.takes(PROBLEM), "its page is on disk, or it can't be measured there"
 
 
@@ -84,8 +84,8 @@ def test_a_problem_is_measured_once_within_the_budget_and_all_who_ask_are_told()
 def test_a_race_costs_more_where_the_device_is_full(busy, cost):
     found, process, budget, _ = surveyed()
     found.ask(PROBLEM)
-    process.answer(do=lambda *_: Answer(seconds=1.0, raced=1.0, busy=busy))
-    assert budget.spent == pytest.approx(cost)
+    process.answer(do=lambda *_: Answer(seconds=3.0, raced=1.0, busy=busy))
+    assert budget.spent == pytest.approx(cost[0] + 2 * cost[1])
 
 
 def test_what_the_process_needs_to_measure_alike_is_in_the_task():
