@@ -44,6 +44,11 @@ AGAIN = 64
 SELDOM = 10
 """A signature in fewer than one of so many calls, such as an epoch's last batch, isn't captured."""
 
+PATIENCE = 2
+"""How often a capture waits for problems that are measured beside the program: those of its first run, and
+those that the kernels chosen for them lead to. The few that these lead to are measured in its run.
+"""
+
 LIMIT = 4
 """The most captures, for further signatures or in place of invalid ones."""
 
@@ -88,7 +93,7 @@ class Part:
         self._calls = 0
         self._made, self._refusal, self._why = 0, "", ""
         self._waits = False  # for problems that are measured beside the program
-        self._patient = True  # once: what those lead to are few problems, measured in the capture's run
+        self._patience = PATIENCE
         self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: Any) -> Part:  # for another module, with other memory
@@ -267,10 +272,10 @@ class Part:
         else:
             self._made, self._waits = self._made + 1, False
             try:
-                with torch.enable_grad(), deciding(patient=self._patient), autocast.uncached():
+                with torch.enable_grad(), deciding(patient=self._patience > 0), autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
             except UnmeasuredError as error:
-                self._made, self._waits, self._patient = self._made - 1, True, False
+                self._made, self._waits, self._patience = self._made - 1, True, self._patience - 1
                 return str(error)
             except Exception as error:  # a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"

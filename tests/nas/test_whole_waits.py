@@ -34,9 +34,12 @@ def test_it_is_captured_once_all_are_measured(monkeypatch):
     agree(plain, patched, 3)
     assert (len(runs), tape.captured) == (1, 0), "no call tries while they are"
     survey.open = 0
-    agree(plain, patched, 1)  # what the first run's problems have led to is measured in the second run
+    agree(plain, patched, 2)
+    assert (len(runs), tape.captured) == (2, 0), "what the first run's problems have led to is waited for"
+    survey.open = 0
+    agree(plain, patched, 1)  # what these have led to is measured in the third run
     assert nas.replays(patched)[""].startswith("replays")
     assert not vars(patched)[PART]._waits
     survey.open, before = 0, tape.replayed
     agree(plain, patched, 2)
-    assert (len(runs), tape.replayed - before) == (2, 4)
+    assert (len(runs), tape.replayed - before) == (3, 4)
