@@ -65,6 +65,7 @@ CUDA = {
     "K1r16s4h1": cuda.LEGION,
     "O8s4u2i7": replace(cuda.OCTET, tall=32, wide=64),
     "O8s4u2i4": cuda.BROAD,
+    "F8s8i7": cuda.KEPT,
     "O8s4u2i2": replace(cuda.BROAD, pieces=2),
     "O8s4u2i3": replace(cuda.BROAD, pieces=3),
     "O8s4u2i5": replace(cuda.BROAD, pieces=5),
@@ -148,7 +149,9 @@ def _tiles(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
         if not square and name.endswith(("by-term", "L8", "L32", "M32x2")):
             continue
         own = tile.for_product(product) if isinstance(tile, cuda.Slices) else tile
-        for parts in parts_for(product, tile.tall, tile.wide):
+        if tile is cuda.KEPT and cuda.choose(product) != own:
+            continue
+        for parts in parts_for(product, tile.tall, tile.wide)[: 1 if tile is cuda.KEPT else None]:
             yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(own, parts=parts)
     yield "cuda chosen", cuda.choose(product)
     for name, split in SPLIT.items() if square and product.rows >= 1024 else ():

@@ -68,6 +68,7 @@ def entrant(matmul, tile):
         matmul.AHEAD: "Y16s4",
         matmul.OCTET: "P8s4u2i7",
         matmul.BROAD: "O8s4u2i4",
+        matmul.KEPT: "F8s8i7",
         matmul.DUET: "R2s4u2",
         matmul.QUARTET: "R4s4u2i3",
         matmul.LEGION: "K1r16s4h1",

@@ -16,6 +16,8 @@ from nxcore.plugin import Problem, Product, TensorMeta
 from nxcore_cuda.layout import DIMS, STRIDES, dims, steps
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
+from nxcore_cuda.matmul_kept import KEPT, candidates, choose
+from nxcore_cuda.matmul_kept import instance as kept
 from nxcore_cuda.matmul_tiles import (
     AHEAD,
     ALONE_AND_EACH,
@@ -36,8 +38,6 @@ from nxcore_cuda.matmul_tiles import (
     TEAMS,
     Slices,
     Tile,
-    candidates,
-    choose,
     in_one_round,
     memory,
     of_least_cost,
@@ -52,6 +52,7 @@ __all__ = [
     "DUET",
     "FILL",
     "FOUR",
+    "KEPT",
     "LARGE",
     "LEAST",
     "LEGION",
@@ -92,6 +93,7 @@ def instances() -> Iterator[Instance]:
         for vectors in (True, False):
             for inner in (False, True):
                 yield tile.instance(Way(inner=True, vectors=vectors), Way(inner, vectors))
+    yield from map(kept, (False, True))
 
 
 def plan_product(product: Product, device: torch.device, tile: Tile | None = None) -> Run:
@@ -182,6 +184,7 @@ PROOFS = {
             (QUARTET, "four_slices"),
         )
     },
+    KEPT: ("eight_broad_slices_kept",),
     LEGION: ("sixteen_warps", "sixteen_warps_shared"),
 }
 """The samples that have a tile, by names: alone, with bounds to check, and of a batch that blocks share."""
