@@ -15,7 +15,7 @@ MORE = 2
 
 
 class Measured:
-    """What this process has measured and chosen until now."""
+    """The races and choices of this process until now."""
 
     def __init__(self) -> None:
         self._races, self._problems = _numbers()
