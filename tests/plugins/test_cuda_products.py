@@ -262,7 +262,7 @@ def test_the_gate_reaches_every_tile_of_teams_by_the_samples_of_its_own():
             assert own.kind == tile, name
             assert name in asked, "a verdict of its own problem"
             assert own.whole != name.endswith("_edge")
-            assert own.alone != name.endswith(("_edge", "_shared")), "its own kernel"
+            assert own.alone != name.endswith(("_edge", "_shared"))
             if name.endswith("_shared"):
                 assert own.parts > 1
                 assert matmul.proofs(Problem.of(spec, args)) == (name,)
@@ -299,7 +299,7 @@ def test_the_shared_memory_of_a_block_is_the_devices(monkeypatch):
 def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_path):
     tile = TILES[name]
     if tile in matmul.TEAMS and matmul.TEAMS[tile].whole:
-        tile = replace(tile, whole=True, one=True)  # as products have it
+        tile = replace(tile, whole=True)  # as products have it
     for inner in (False, True):
         instance = tile.instance(matmul.Way(True, True), matmul.Way(inner, True))
         (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))

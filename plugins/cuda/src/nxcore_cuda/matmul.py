@@ -88,7 +88,7 @@ Run = Callable[[Tensor, Tensor, Tensor], None]
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
     bounded = (tile for tile, times in TEAMS.items() if not times.whole)
-    whole = (replace(tile, whole=True, one=one) for tile in TEAMS for one in (False, True))
+    whole = (replace(tile, whole=True) for tile in TEAMS)
     for tile in (*ALONE_AND_EACH, DEEP, AHEAD, *bounded, *whole):
         for vectors in (True, False):
             for inner in (False, True):

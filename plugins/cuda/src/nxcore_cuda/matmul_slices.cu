@@ -157,10 +157,8 @@ __device__ __forceinline__ Vector<float, FOUR> exchanged(const Vector<float, FOU
 
 }  // namespace product
 
-// ALONE: there is one product, and a block has all its terms. What locates one of a batch, and what adds up the shares of
-// blocks, is much code, which a cold instruction cache waits for even where it is passed over.
 template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, int PIECES, bool HELD,
-          bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, bool ALONE = false>
+          bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE>
 __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, false>;
@@ -186,10 +184,11 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   const Threads lie(thread);
   const int down = blockIdx.x / a.across;
   const int row = down * TALL, column = (blockIdx.x - down * a.across) * WIDE;
-  const int first = ALONE ? 0 : blockIdx.y * a.span, last = ALONE ? a.terms : min(first + a.span, a.terms);
+  const int first = blockIdx.y * a.span, last = min(first + a.span, a.terms);
   using SenderA = Sender<TALL, DEPTH, TOGETHER, STEP, A_INNER, A_VECTORS, WHOLE>;
   using SenderB = Sender<WIDE, DEPTH, TOGETHER, STEP, B_INNER, B_VECTORS, WHOLE>;
-  const bool one = ALONE || blockIdx.z == 0;
+  // Most products are no batch: what locates one is much code, which a cold instruction cache waits for.
+  const bool one = blockIdx.z == 0;
   const int begin = first + team * DEPTH, of_team = threadIdx.x % TOGETHER;
   SenderA from_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, begin, last);
   SenderB from_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, begin, last);
@@ -289,7 +288,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
 #pragma unroll
     for (int e = 0; e < FOUR; ++e) own[v][e] = run[e];
   }
-  if (!ALONE && gridDim.y > 1 && !combine(a, own, threadIdx.x, ALL, true)) return;
+  if (gridDim.y > 1 && !combine(a, own, threadIdx.x, ALL, true)) return;
   float* const out = a.out + (one ? 0 : locate(blockIdx.z, a.batch, a.out_batch));
 #pragma unroll
   for (int v = 0; v < OWN; ++v) {

@@ -101,8 +101,7 @@ class Slices(Tile):
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
     one : bool
-        Whether the product is no batch. Where the tile is whole and not shared too, its kernel has no code
-        for batches and shares.
+        Whether the product is no batch.
     """
 
     by_line: bool = False
@@ -139,18 +138,15 @@ class Slices(Tile):
 
     @property
     def alone(self) -> bool:
-        """Whether its kernel has no code for batches and shares."""
+        """Whether no bound is checked, and each block has all terms of a tile of one product."""
         return self.one and self.whole and self.parts == 1
 
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
         shared = (self.team, self.stages, self.turn, self.pieces, self.held)
-        ways = (a.inner, a.vectors, b.inner, b.vectors)
-        ends = (self.whole, True) if self.alone else (self.whole,)
-        return Instance(
-            "matmul_slices", (*sizes, *shared, *ways, *ends), threads=self.threads, blocks=self.resident
-        )
+        arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole)
+        return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
 
 
 LARGE = Tile(128, 128, 8, 8, 16, resident=2, by_line=False)
