@@ -13,8 +13,8 @@ from nxcore.context import REGIME, as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs import part
 from nxcore.graphs.branches import gradients_of_several_streams
-from nxcore.graphs.capture import CLEAR, ROUNDS, Capture, _compared
-from nxcore.graphs.outcome import off
+from nxcore.graphs.capture import Capture
+from nxcore.graphs.outcome import CLEAR, ROUNDS, compared, off
 from nxcore.graphs.part import MET, SETTLED, Part
 from tests.nn.tape import Tape
 
@@ -39,11 +39,11 @@ def test_few_turns_are_enough_where_two_ways_are_far_apart():
 
         return work
 
-    assert _compared(Clock(), way(0, 0.030), way(1, 0.007)) == [30.0, 7.0]
+    assert compared(Clock(), way(0, 0.030), way(1, 0.007)) == [30.0, 7.0]
     assert counts == [1, 1]
-    assert _compared(Clock(), way(0, 0.020), way(1, 0.007)) == [20.0, 7.0]
+    assert compared(Clock(), way(0, 0.020), way(1, 0.007)) == [20.0, 7.0]
     assert counts == [1 + 2] * 2
-    assert _compared(Clock(), way(0, 0.008), way(1, 0.007)) == [8.0, 7.0]
+    assert compared(Clock(), way(0, 0.008), way(1, 0.007)) == [8.0, 7.0]
     assert counts == [1 + 2 + ROUNDS] * 2
 
 
