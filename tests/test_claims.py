@@ -138,6 +138,17 @@ def test_the_models_that_gain_and_lose_are_the_records() -> None:
     assert f"and at {middle:.2f}x in bfloat16, quartiles {low:.2f} and {high:.2f}" in PROSE
 
 
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_the_speeds_of_replayed_models_are_the_records(device: str) -> None:
+    page = (ROOT / "docs/modules.md").read_text(encoding="utf-8")
+    record = ROOT / f"benchmarks/results/nvidia-{device}/2026-11-26-steps-replayed.json"
+    for row in map(json.loads, record.read_text(encoding="utf-8").splitlines()):
+        later = row["turns"][len(row["turns"]) // 2 :]
+        plain, ours = (1e3 * statistics.median(turn[i]["seconds"] for turn in later) for i in (1, 2))
+        low, middle, high = statistics.quantiles([p["seconds"] / o["seconds"] for _, p, o in later], n=4)
+        assert f" | {plain:.1f} ms | {ours:.1f} ms | {middle:.2f} [{low:.2f}, {high:.2f}] | " in page
+
+
 def test_the_program_on_a_cpu_has_its_kernels_when_the_page_says() -> None:
     record = ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-23-program.txt"
     _, disk, empty, *_ = re.split(r"\n\n", record.read_text(encoding="utf-8"))
