@@ -49,6 +49,9 @@ PATIENCE = 2
 those that the kernels chosen for them lead to. The few that these lead to are measured in its run.
 """
 
+MOST = 4096
+"""The most signatures whose calls are counted."""
+
 LIMIT = 4
 """The most captures, for further signatures or in place of invalid ones."""
 
@@ -233,6 +236,8 @@ class Part:
         with self._lock:
             met, first = self._met.get(key, (0, self._calls))
             met += 1
+            if len(self._met) >= MOST:
+                self._met.clear()
             self._met[key] = met, first
             if not self._due(met):
                 self._why = self._why if met > MET or self._waits else f"calls so far: {met}"

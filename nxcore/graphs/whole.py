@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ class Whole(Part):
 
     whole = True
     settled = 2
+    copied = math.inf
+    """Calls after which the first one of a signature is no longer prepared for too little memory."""
 
     def __init__(
         self,
@@ -118,18 +121,19 @@ class Whole(Part):
         if self._refusal or not waits or recorder is None or self._dice is None:
             return super()._ran(key, module, tensors)
         # Copies take a network's call some percent: the first calls have shown that torch has the memory.
-        buffers = [(b, b.detach().clone()) for b in module.buffers()] if first else []
+        copied = first and self._calls <= self.copied
+        buffers = [(b, b.detach().clone()) for b in module.buffers()] if copied else []
         before = _allocated(device)
         if not first and self._plain is None:
             self._plain = self.plainly(module)
         try:
             with in_force(later=True), self._plain or contextlib.nullcontext():
                 found = super()._ran(key, module, tensors)
-            if not first or _fits(device, before):
+            if not copied or _fits(device, before):
                 self._torchs = found.detach() if _exact(found) else None
                 return found
         except torch.OutOfMemoryError:
-            if not first:
+            if not copied:
                 raise
         found, self._roomy = None, False
         recorder.put_back(self._dice)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nxcore
 from nxcore.context import PREFERENCE
+from nxcore.graphs import part as of_parts
 from nxcore.graphs import whole as of_graphs
 from nxcore.nn import exchange, watching, whole
 from nxcore.nn.groups import REPLAYS, Groups
@@ -372,3 +373,15 @@ def test_what_is_being_learnt_is_torchs_until_another_capture(monkeypatch, tape)
     assert part(ours).captured == 1
     agree(plain, ours, 4)
     assert tape.captured == 4
+
+
+def test_of_ever_new_shapes_buffers_are_not_copied_and_the_count_is_bounded(monkeypatch):
+    monkeypatch.setattr(of_parts, "MOST", 5)
+    _, ours = two()
+    monkeypatch.setattr(ours.head, "forward", lambda x: x.sum((0, 1)).expand(2, 3) * ours.head.bias)
+    asked = []
+    monkeypatch.setattr(of_graphs, "_fits", lambda *_: not asked.append(1))
+    for extent in range(4, 24):
+        ours(torch.randn(2, 3, extent, 4)).sum().backward()
+    assert len(asked) == whole.ModelWhole.copied
+    assert len(part(ours)._met) <= 5
