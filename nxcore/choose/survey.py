@@ -56,8 +56,8 @@ class Budget(Protocol):
     """The limits of what happens beside the program."""
 
     @property
-    def affords(self) -> bool:
-        """Whether the seconds spent are within the limits."""
+    def affords_without_turns(self) -> bool:
+        """Whether the seconds spent are within the limits, where no calls are timed."""
 
     def charge(self, seconds: float) -> None:
         """Count seconds."""
@@ -91,7 +91,7 @@ class Survey:
         """Measure within a budget."""
         self._budget = budget
         if self._surveyor is not None:
-            self._surveyor.affords = lambda: budget().affords
+            self._surveyor.affords = lambda: budget().affords_without_turns
 
     @property
     def open(self) -> int:

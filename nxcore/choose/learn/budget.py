@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SHARE = 0.04
-"""Share of the running time since the first call. The rest of the total of 5% is for timed calls."""
+SHARE, TOTAL = 0.04, 0.05
+"""Shares of the running time since the first call: of background work, and together with timed calls."""
 
 ALLOWANCE_S = 0.5
 """Seconds beyond the share: what it takes to import a toolkit, and to load two kernels that are on disk."""
@@ -176,10 +176,15 @@ class Pace:
             self.busy.acquire()
             self._mark = self._processor()
 
-    def left(self, ahead: float) -> float:
+    @property
+    def affords_without_turns(self) -> bool:
+        """Whether the seconds spent are within the total, of work that takes the place of timed calls."""
+        return self.left(0.0, max(self.share, TOTAL)) <= 0
+
+    def left(self, ahead: float, share: float | None = None) -> float:
         """Return the seconds until ``ahead`` more seconds are within the share; negative if they are."""
         began = self.begin()
-        due = max((self.spent + ahead - self.allowance) / self.share, self.grace)
+        due = max((self.spent + ahead - self.allowance) / (share or self.share), self.grace)
         return max(began + due, self._held) - self._clock()
 
     def anew(self) -> Pace:

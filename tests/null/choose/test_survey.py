@@ -58,7 +58,7 @@ def surveyed(process=None):
     """Return a survey with its process, its budget, and how often plans were made again."""
     process, changes = process or Process(), []
     found = Survey(process, lambda: changes.append(1))
-    budget = SimpleNamespace(spent=0.0, affords=True)
+    budget = SimpleNamespace(spent=0.0, affords_without_turns=True)
     budget.charge = lambda seconds: setattr(budget, "spent", budget.spent + seconds)
     found.keep_to(lambda: budget)
     return found, process, budget, changes
@@ -72,7 +72,7 @@ def test_a_problem_is_measured_once_within_the_budget_and_all_who_ask_are_told()
     found.ask(PROBLEM, told.append)
     found.ask(PROBLEM)
     assert (len(process.tasks), found.open, changes) == (1, 1, [])
-    budget.affords = False
+    budget.affords_without_turns = False
     assert not process.affords()
     process.answer()
     assert (told, found.open, changes) == (["", ""], 0, [1])
