@@ -21,7 +21,7 @@ PLAIN = (
     "3072x3072x3072",
     "4097x4097x4097",
 )
-OF_TEAMS = tuple(f"2026-11-26-matmul-{name}" for name in ("turns", "shapes", "broad", "chosen"))
+OF_TEAMS = tuple(f"2026-11-26-matmul-{name}" for name in ("turns", "shapes", "broad", "kept", "chosen"))
 RECORDS = tuple(
     json.loads((RESULTS / f"{name}.json").read_text())["cases"]
     for name in ("2026-11-23-matmul", "2026-11-23-matmul-tiles", "2026-11-23-matmul-fp32x", *OF_TEAMS)
@@ -358,6 +358,23 @@ def test_numbas_times_on_the_page_are_the_records():
         torchs, numbas = (min(case["ms"][name]) for name in ("torch", "numba"))
         assert f"| {case['n']} | {torchs:.2f} ms | {numbas:.2f} ms | {torchs / numbas:.2f} |" in page
         assert torchs < numbas, "then nxcore-numba should have a kernel"
+
+
+def test_the_pages_tables_of_kept_stages_are_the_records():
+    page = PAGE.read_text(encoding="utf-8")
+    for record, kinds in (("kept-trial", ("F0", "F1")), ("kept", ("chosen", "F8s8i7"))):
+        cases = json.loads((RESULTS / f"2026-11-26-matmul-{record}.json").read_text())["cases"]
+        for case in cases:
+            times = {row["entrant"].removeprefix("cuda "): row["us"] for row in case["rows"]}
+            if kinds[-1] not in times:
+                continue
+            base, own = times["cublas"], [times[kind] for kind in kinds]
+            found = [f"{us:.1f} us" for us in (base, times["O8s4u2i4"], *own)]
+            if record == "kept":
+                found[2:] = [", ".join(found[2:]), ", ".join(f"{base / us:.2f}" for us in own)]
+            else:
+                found.append(f"{base / own[-1]:.2f}")
+            assert f"| {case['case']['name']} | {' | '.join(found)} |" in page
 
 
 def gains(name, kind):
