@@ -138,10 +138,11 @@ def test_the_models_that_gain_and_lose_are_the_records() -> None:
     assert f"and at {middle:.2f}x in bfloat16, quartiles {low:.2f} and {high:.2f}" in PROSE
 
 
-@pytest.mark.parametrize("device", ["h100", "h200"])
-def test_the_speeds_of_replayed_models_are_the_records(device: str) -> None:
+@pytest.mark.parametrize("name", ["h100", "h200", "h200-float32"])
+def test_the_speeds_of_replayed_models_are_the_records(name: str) -> None:
     page = (ROOT / "docs/modules.md").read_text(encoding="utf-8")
-    record = ROOT / f"benchmarks/results/nvidia-{device}/2026-11-26-steps-replayed.json"
+    device, dash, kind = name.partition("-")
+    record = ROOT / f"benchmarks/results/nvidia-{device}/2026-11-26-steps-replayed{dash}{kind}.json"
     for row in map(json.loads, record.read_text(encoding="utf-8").splitlines()):
         later = row["turns"][len(row["turns"]) // 2 :]
         plain, ours = (1e3 * statistics.median(turn[i]["seconds"] for turn in later) for i in (1, 2))
