@@ -121,6 +121,8 @@ class Capture:
             else:
                 if [t._version for t in held] != before:
                     raise CaptureError("it writes into its arguments or parameters")
+                if self.inside.put_back():
+                    raise CaptureError("it changes a list, dictionary or set that it reads")
                 self._of_whole(module, held, recorder, run_once, measured)
                 with self.again(dice):
                     check("a replay after a run", recorder.aside(replay_once), ran)

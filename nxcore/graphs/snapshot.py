@@ -122,6 +122,7 @@ class Inside:
         self._items = [[*map(id, value)] for value in self._lists]
         self._kept = [[*value] for value in self._lists]  # so that no other object gets one of these numbers
         self._sized, self._sizes = sized, list(map(len, sized))
+        self._contents = [(v, v.copy()) for v in self._values if type(v) in (list, dict, set)]
         self._hooks, self._handles = [own[name] for own in self._own for name in HOOKS], _handles()
         self._modes = [
             own for own, m in zip(self._own, self.modules, strict=True) if type(m) not in SAME_IN_EVAL
@@ -159,6 +160,14 @@ class Inside:
         counts_as = self._counts_as
         return counts_as is not None and [*map(counts_as, classes)] == [*map(counts_as, self._classes)]
 
+    def put_back(self) -> bool:
+        """Let lists, dictionaries and sets hold what they did; return whether one of them didn't."""
+        changed = [(value, was) for value, was in self._contents if _items(value) != _items(was)]
+        for value, was in changed:
+            value.clear()
+            (value.extend if type(value) is list else value.update)(was)
+        return bool(changed)
+
     def classes_hold(self) -> bool:
         """Return whether all modules have the classes that they had."""
         return [*map(type, self.modules)] == self._classes
@@ -173,6 +182,11 @@ class Inside:
 
     def _now(self) -> tuple[list[type], list[int]]:
         return [*map(type, self.modules)], [*map(torch.Tensor.data_ptr, self._tensors)]
+
+
+def _items(value: Any) -> list[Any]:
+    """Return what a container holds, as numbers of objects."""
+    return [(key, id(item)) for key, item in value.items()] if type(value) is dict else [*map(id, value)]
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -1,0 +1,38 @@
+"""A model that keeps what it computes isn't replayed, and a capture that fails leaves nothing behind."""
+
+import pytest
+import torch
+from torch import nn
+
+import nxcore
+from nxcore.nn import exchange, whole
+from tests.nn.tape import Tape
+
+
+class Keeps(nn.Module):
+    """Keeps its results in a list and a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen, self.last = nn.Linear(4, 3), [], {}
+
+    def forward(self, x):
+        self.seen.append(torch.relu(self.layer(x)))
+        self.last[len(self.seen)] = self.seen[-1]
+        return self.seen[-1]
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_what_a_model_keeps_is_kept_once(monkeypatch, watch):
+    monkeypatch.setattr(whole, "available", lambda: True)
+    tape = Tape()
+    monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
+    model = Keeps()
+    nxcore.accelerate(model, watch=watch)
+    with nxcore.policy("estimate"):
+        results = [model(torch.randn(2, 4)) for _ in range(4)]
+        for result in results:
+            result.sum().backward()
+    assert all(kept is result for kept, result in zip(model.seen, results, strict=True))
+    assert [*model.last] == [1, 2, 3, 4]
+    assert "it changes a list, dictionary or set" in exchange.watch_of(model).whole.state
