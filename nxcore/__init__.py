@@ -67,9 +67,10 @@ def accelerate(
         Any module; it may be replaced itself. Its modules stay the same objects with the same state.
     prepare : tuple, optional
         Arguments of a call, whose kernels, forward and backward, are compiled and measured now.
-    watch, graphs : bool
-        Compare steps with a few plain ones, and give modules back to torch where those are faster; on a CUDA
-        device, replay the model's calls in training as two CUDA graphs, if its code allows that.
+    watch : bool
+        Compare steps with a few plain ones, and give modules back to torch where those are faster.
+    graphs : bool
+        On a CUDA device, replay the model's calls in training as two CUDA graphs, if its code allows that.
 
     Returns
     -------
@@ -382,8 +383,6 @@ def _session() -> Session:
 
 
 context.serve_by(_session)
-
-
 ELSEWHERE = {"Session": "session", "pointwise": "call.pointwise", "profile_op": "observe.profiling"}
 
 

@@ -184,9 +184,11 @@ class Inside:
         return [*map(type, self.modules)], [*map(torch.Tensor.data_ptr, self._tensors)]
 
 
-def _items(value: Any) -> list[Any]:
-    """Return what a container holds, as numbers of objects."""
-    return [(key, id(item)) for key, item in value.items()] if type(value) is dict else [*map(id, value)]
+def _items(value: Any) -> Any:
+    """Return what a container holds, as numbers of objects; a copy of a set may have another order."""
+    if type(value) is dict:
+        return [(key, id(item)) for key, item in value.items()]
+    return set(map(id, value)) if type(value) is set else [*map(id, value)]
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -22,11 +22,16 @@ class Keeps(nn.Module):
         return self.seen[-1]
 
 
-@pytest.mark.parametrize("watch", [True, False])
-def test_what_a_model_keeps_is_kept_once(monkeypatch, watch):
+@pytest.fixture(autouse=True)
+def tape(monkeypatch):
+    """A recorder for the CPU."""
+    made = Tape()
     monkeypatch.setattr(whole, "available", lambda: True)
-    tape = Tape()
-    monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
+    monkeypatch.setattr(whole, "recorder_of", lambda _: made)
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_what_a_model_keeps_is_kept_once(watch):
     model = Keeps()
     nxcore.accelerate(model, watch=watch)
     with nxcore.policy("estimate"):
@@ -36,3 +41,20 @@ def test_what_a_model_keeps_is_kept_once(monkeypatch, watch):
     assert all(kept is result for kept, result in zip(model.seen, results, strict=True))
     assert [*model.last] == [1, 2, 3, 4]
     assert "it changes a list, dictionary or set" in exchange.watch_of(model).whole.state
+
+
+def test_a_set_that_stays_is_no_change():
+    class Tagged(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x)
+
+    model = Tagged(nn.Linear(4, 3), nn.ReLU())
+    model.tags = set(range(100))
+    model.tags -= {*range(100)} - {1, 64}
+    assert [*model.tags] != [*model.tags.copy()]
+    nxcore.accelerate(model, watch=False)
+    with nxcore.policy("estimate"):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+    part = exchange.watch_of(model).whole
+    assert part.captured == 1, part.state
