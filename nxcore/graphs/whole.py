@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.context import NOTHING, PREFERENCE, in_force
+from nxcore.errors import CaptureError
 from nxcore.graphs.capture import Capture
+from nxcore.graphs.meanwhile import Meanwhile
 from nxcore.graphs.part import Part
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.replay import Run
 from nxcore.interop.internals import any_autocast
+from nxcore.session import default
 
 ROOM = 1.0
 """The free memory that a backward pass and a capture may need, relative to what a forward pass took."""
@@ -66,6 +69,7 @@ class Whole(Part):
         self.plainly: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._inside: list[nn.Module] | None = None
         self._plain: contextlib.AbstractContextManager[Any] | None = None
+        self._meanwhile: tuple[Any, Meanwhile] | None = None  # of the signature whose capture waits
 
     def __deepcopy__(self, memo: Any) -> Whole:
         other = Whole(self.run, self._reads, self._record)
@@ -74,6 +78,14 @@ class Whole(Part):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Whole, (self.run, self._reads, recorder_of)
+
+    @property
+    def state(self) -> str:
+        """Whether its calls run or replay, and why."""
+        found = super().state
+        if self._meanwhile is None or self._captures:
+            return found
+        return f"{found}; torch's own kernels are replayed meanwhile: {self._meanwhile[1].state or 'not yet'}"
 
     @property
     def takes(self) -> bool:
@@ -124,10 +136,8 @@ class Whole(Part):
         copied = first and self._calls <= self.copied
         buffers = [(b, b.detach().clone()) for b in module.buffers()] if copied else []
         before = _allocated(device)
-        if not first and self._plain is None:
-            self._plain = self.plainly(module)
         try:
-            with in_force(later=True), self._plain or contextlib.nullcontext():
+            with in_force(later=True), contextlib.nullcontext() if first else self._plain_of(module):
                 found = super()._ran(key, module, tensors)
             if not copied or _fits(device, before):
                 self._torchs = found.detach() if _exact(found) else None
@@ -140,6 +150,46 @@ class Whole(Part):
         for held, value in buffers:
             held.data.copy_(value)
         return super()._ran(key, module, tensors)
+
+    def _plain_of(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of ``plainly``, made once."""
+        if self._plain is None:
+            self._plain = self.plainly(module)
+        return self._plain
+
+    def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """Run the call, or replay torch's own kernels while its problems are measured; capture it after."""
+        held = self._meanwhile
+        if held is not None and self._waits and held[0] == key and default().learning:
+            found = held[1].call(module, tensors)
+            if found is not None:
+                met, first = self._met.get(key, (0, self._calls))
+                self._met[key] = met + 1, first
+                return found
+        return super()._meet(key, module, tensors)
+
+    def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
+        """Capture a call. Where that waits for a process beside the program, torch's kernels are replayed."""
+        patience = self._patience
+        why = super()._capture(key, module, tensors, ran_s)
+        if self._patience < patience and self._meanwhile is None:
+            self._meanwhile = key, Meanwhile(self._by_torch)
+        elif not self._waits and self._meanwhile is not None:
+            self._meanwhile[1].end()
+            self._meanwhile = None
+        return why
+
+    def _by_torch(self, module: nn.Module, tensors: Sequence[Tensor]) -> Capture:
+        """Return the capture of a call that runs as those do which wait."""
+        recorder = self._record(tensors[0].device)
+        if recorder is None:
+            raise CaptureError(f"there are no graphs on {tensors[0].device.type!r}")
+
+        def run(module: nn.Module, *tensors: Tensor) -> Any:
+            with in_force(later=True), self._plain_of(module):
+                return self.run(module, *tensors)
+
+        return Capture(run, module, tensors, recorder, self._reads(module))
 
     def _standing(self, key: Any) -> Capture | None:
         captures = self._captures.get(key)

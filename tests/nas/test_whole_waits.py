@@ -1,45 +1,143 @@
 """A network waits for its capture while problems of it are measured beside the program; torch serves it."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nxcore import nas
+from nxcore.context import PREFERENCE
+from nxcore.graphs import meanwhile
 from nxcore.graphs.capture import Capture
-from nxcore.nas.mixed import PART
+from nxcore.graphs.whole import Whole
+from nxcore.nas.mixed import PART, MixedOp
 from nxcore.session import default
-from tests.nas.test_replays import agree
-from tests.nas.test_whole import captured, taken
+from tests.nas import darts
+from tests.nas.test_replays import agree, taped
+from tests.nas.test_whole import taken
 
 __all__ = ["taken"]
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
 
+WAITS = "runs: its problems are being measured beside the program"
 
-def test_it_is_captured_once_all_are_measured(monkeypatch):
-    survey = SimpleNamespace(open=0, takes=lambda problem: False, stays={})
+
+@pytest.fixture
+def survey(monkeypatch):
+    """Return what stands in for the survey; the first runs of captures have it measure problems."""
+    survey = SimpleNamespace(open=0, takes=lambda problem: False, stays={}, saved=[], runs=[])
+    survey.pay = survey.saved.append
     monkeypatch.setattr(default().chooser, "survey", survey)
-    tried, runs = Capture._tried, []
+    tried = Capture._tried
 
     def asks(self, *args):
         found = tried(self, *args)
-        runs.append(self)
-        survey.open = 3
+        if PREFERENCE.get().at_once:  # not that of torch's own kernels
+            survey.runs.append(self)
+            survey.open = 3
         return found
 
     monkeypatch.setattr(Capture, "_tried", asks)
-    plain, patched, tape = captured()
-    assert nas.replays(patched)[""] == "runs: its problems are being measured beside the program"
-    assert (len(runs), tape.captured) == (1, 0)
+    return survey
+
+
+@pytest.fixture
+def waiting(survey):
+    """Return a plain network and a patched one that waits, with its tape."""
+    torch.manual_seed(0)
+    plain = darts.Network().double()
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, watch=False)
+    tape = taped(patched)
+    agree(plain, patched, Whole.settled)
+    return plain, patched, tape
+
+
+def test_it_is_captured_once_all_are_measured(survey, waiting):
+    plain, patched, tape = waiting
+    assert nas.replays(patched)[""].startswith(WAITS)
+    assert len(survey.runs) == 1
     agree(plain, patched, 3)
-    assert (len(runs), tape.captured) == (1, 0), "no call tries while they are"
+    assert len(survey.runs) == 1, "no call tries while they are"
     survey.open = 0
     agree(plain, patched, 2)
-    assert (len(runs), tape.captured) == (2, 0), "what the first run's problems have led to is waited for"
+    assert len(survey.runs) == 2, "what the first run's problems have led to is waited for"
     survey.open = 0
     agree(plain, patched, 1)  # what these have led to is measured in the third run
     assert nas.replays(patched)[""].startswith("replays")
-    assert not vars(patched)[PART]._waits
-    survey.open, before = 0, tape.replayed
+    part = vars(patched)[PART]
+    assert not part._waits
+    assert part._meanwhile is None
+    survey.open, before, paid = 0, tape.replayed, len(survey.saved)
     agree(plain, patched, 2)
-    assert (len(runs), tape.replayed - before) == (3, 4)
+    assert (len(survey.runs), tape.replayed - before, len(survey.saved)) == (3, 4, paid)
+
+
+def test_torchs_own_kernels_are_replayed_meanwhile(survey, waiting, monkeypatch):
+    plain, patched, tape = waiting
+    agree(plain, patched, 1)
+    assert "torch's own kernels are replayed meanwhile: 1e+03 ms" in nas.replays(patched)[""]
+    monkeypatch.setattr(MixedOp, "forward", lambda *_: pytest.fail("a replay launches what was recorded"))
+    before, paid = tape.replayed, len(survey.saved)
+    agree(plain, patched, 3)
+    assert (tape.captured, tape.replayed - before) == (2, 3 * 2)
+    assert survey.saved[paid:] == [1.0] * 3, "a run takes 2 s here and a replay 1 s"
+
+
+def test_two_passes_before_a_gradient_run_the_second(survey, waiting):
+    plain, patched, tape = waiting
+    agree(plain, patched, 1)
+    before, found = tape.replayed, []
+    x = torch.randn(2, 3, 8, 8).double()
+    for net in (plain, patched):
+        logits = torch.full((2, 5, 8), 0.1, dtype=torch.float64, requires_grad=True)
+        first, second = (net(x + i, *logits.unbind(0)) for i in range(2))
+        found.append([first, second, *torch.autograd.grad((first * second).sum(), [logits])])
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(patched.state_dict(), plain.state_dict())
+    assert tape.replayed - before == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("changed", "the network was changed"),
+        ("full", "the device has too little free memory"),
+        ("slow", "replaying is no faster"),
+        ("fails", "RuntimeError: no"),
+    ],
+)
+def test_where_that_is_not_possible_calls_run(survey, waiting, how, why, monkeypatch):
+    plain, patched, tape = waiting
+    if how == "full":
+        monkeypatch.setattr(meanwhile, "roomy", lambda device: False)
+    elif how == "slow":
+        tape.slow = 0.01
+    elif how == "fails":
+        monkeypatch.setattr(Capture, "_of_whole", lambda *_: raises(RuntimeError("no")))
+    else:
+        agree(plain, patched, 1)
+        for net in (plain, patched):
+            norm = net.cells[0].preprocess1.op[2]
+            norm.register_buffer("running_mean", norm.running_mean.clone() + 1)
+    agree(plain, patched, 1)
+    before = tape.replayed
+    agree(plain, patched, 2)
+    assert tape.replayed == before
+    assert why in nas.replays(patched)[""]
+    assert survey.saved == ([1.0] if how == "changed" else [])
+
+
+def raises(error):
+    """Raise an error."""
+    raise error
+
+
+def test_there_must_be_room_for_another_pool(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 << 30)
+    for free, roomy in ((19, False), (20, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free << 30, 80 << 30))
+        assert meanwhile.roomy(torch.device("cuda")) is roomy
+    assert meanwhile.roomy(torch.device("cpu"))

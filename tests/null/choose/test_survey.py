@@ -88,6 +88,26 @@ def test_a_race_costs_more_where_the_device_is_full(busy, cost):
     assert budget.spent == pytest.approx(cost[0] + 2 * cost[1])
 
 
+@pytest.mark.parametrize(
+    ("saved", "every", "paid"), [(0.2, 0.5, True), (0.2, 1.5, False), (0.0, 0.01, False)]
+)
+def test_calls_that_save_enough_pay_for_it_without_a_budget(saved, every, paid, monkeypatch):
+    found, process, budget, _ = surveyed()
+    now = [100.0]
+    monkeypatch.setattr(survey.time, "monotonic", lambda: now[0])
+    for _ in range(2):
+        found.pay(saved)
+        now[0] += every
+    now[0] += 0.1
+    found.ask(PROBLEM)
+    budget.affords_without_turns = False
+    assert process.affords() is paid
+    process.answer()
+    assert (budget.spent == 0) is paid
+    now[0] += 1.0
+    assert not process.affords(), "the last such call was long ago"
+
+
 def test_what_the_process_needs_to_measure_alike_is_in_the_task():
     found, process, _, _ = surveyed()
     before = survey.modes()
