@@ -19,6 +19,7 @@ from nxcore.graphs.reads import Held
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.replay import Run
 from nxcore.interop.internals import any_autocast
+from nxcore.measure.collection import young_alone
 from nxcore.session import default
 
 ROOM = 1.0
@@ -171,7 +172,8 @@ class Whole(Part):
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
         """Capture a call. Where that waits for a process beside the program, torch's kernels are replayed."""
         patience = self._patience
-        why = super()._capture(key, module, tensors, ran_s)
+        with young_alone():
+            why = super()._capture(key, module, tensors, ran_s)
         if self._patience < patience and self._meanwhile is None:
             self._meanwhile = key, Meanwhile(self._by_torch)
         elif not self._waits and self._meanwhile is not None:

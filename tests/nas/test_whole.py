@@ -1,6 +1,7 @@
 """A patched network whose own call is replayed, with the numbers of a run; or the reason why it isn't."""
 
 import copy
+import gc
 import random
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from nxcore import nas
+from nxcore.graphs.capture import Capture
 from nxcore.graphs.part import SETTLED
+from nxcore.measure import collection
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
 from tests.nas import darts
@@ -57,6 +60,14 @@ def test_a_network_is_replayed_whole_and_not_its_cells():
     assert type(patched) is darts.Network
     assert nas.replays(patched) == {}
     agree(plain, patched, 1)
+
+
+def test_a_capture_lets_all_garbage_be_collected_once(monkeypatch):
+    looks, tried = [], Capture._tried
+    monkeypatch.setattr(Capture, "_tried", lambda *args: (looks.append(gc.get_threshold()), tried(*args))[1])
+    replayed()
+    assert [at[2] for at in looks] == [collection.NEVER]
+    assert gc.get_threshold()[2] < collection.NEVER
 
 
 class Other(nn.Conv2d):

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from nxcore.measure.collection import no_collection
+from nxcore.measure.collection import no_collection, young_alone
 
 
 def test_it_ends_where_it_began():
@@ -22,3 +22,48 @@ def test_it_ends_after_an_error():
     with pytest.raises(KeyError), no_collection():
         raise KeyError
     assert gc.isenabled()
+
+
+@pytest.fixture
+def generations(monkeypatch):
+    """Return the generations of collections; all are over before, so that none is due."""
+    gc.collect()
+    found = []
+
+    def seen(phase, info):
+        if phase == "stop":
+            found.append(info["generation"])
+
+    gc.callbacks.append(seen)
+    yield found
+    gc.callbacks.remove(seen)
+
+
+def kept(number=400_000):
+    """Return so many objects, which are enough for collections of all generations."""
+    return [[i] for i in range(number)]
+
+
+def test_all_objects_are_looked_at_once_at_the_end(generations):
+    before = gc.get_threshold()
+    with young_alone():
+        with young_alone():
+            held = kept()
+        assert 1 in generations
+        assert 2 not in generations
+    assert generations.count(2) == 1
+    assert gc.get_threshold() == before
+    assert len(held) == 400_000
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_nothing_is_collected_that_is_not_due(generations, disabled):
+    if disabled:
+        gc.disable()
+    try:
+        with young_alone():
+            held = kept(400_000 if disabled else 100)
+    finally:
+        gc.enable()
+    assert 2 not in generations
+    assert held
