@@ -161,7 +161,8 @@ def full_speed_s(steps: Steps, final: float) -> float:
 def near_full_speed_s(steps: Steps) -> float:
     """Return when the last step ended that begins a second whose steps take a tenth more than the last ones.
 
-    The mean of eleven steps of 20 ms changes by a tenth with every short disturbance of the host.
+    The mean of eleven steps of 20 ms changes by a tenth with every short disturbance of the host. So does
+    that of the few steps of a second which isn't over at the end; it is part of others.
     """
     if not steps:
         return 0.0
@@ -169,6 +170,8 @@ def near_full_speed_s(steps: Steps) -> float:
     found = 0.0
     for i, (began, _) in enumerate(steps):
         group = [s for at, s in steps[i:] if at - s < began + SECOND]
+        if i and began + SECOND > steps[-1][0]:
+            break
         if statistics.fmean(group) > NEAR * final:
             found = began
     return found

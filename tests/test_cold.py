@@ -33,6 +33,8 @@ def test_a_second_is_near_full_speed_if_its_steps_are_on_average():
     assert cold.near_full_speed_s([(2.0, 2.0), *slow, *fast]) == pytest.approx(slow[4][0], abs=0.25)
     fast[20] = (fast[20][0], 0.15)
     assert cold.near_full_speed_s(fast) == 0, "one step is longer, by half a step in a second"
+    fast[-1] = (fast[-1][0] + 0.05, 0.15)
+    assert cold.near_full_speed_s(fast) == 0, "nor is the last one a second"
     assert cold.near_full_speed_s([]) == 0
 
 
