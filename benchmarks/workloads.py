@@ -1,22 +1,26 @@
 """The problems of whole models' steps, as files that ``nxcore tune --from-trace`` measures on any device.
 
-    python benchmarks/workloads.py [--output benchmarks/workloads] [NAME ...]
+    python benchmarks/workloads.py [--device cuda] [--output benchmarks/workloads] [NAME ...]
 
-Each model runs forward and backward once on the CPU, with two images, in float32 and in bfloat16 autocast, in
-both memory layouts; the batch in the recorded problems is then set to the real one. The models of torchvision
-need torchvision; those of the search are nxcore's own and, for ``nas.patch``, the network of the tests.
+Each model runs forward and backward once, in float32 and in bfloat16 autocast, in both memory layouts: on a
+GPU with all images, on the CPU with two, where the batch in the recorded problems is then set to the real
+one. Modules run their operators though torch serves them, so that the problems behind those of a kernel are
+recorded too. A CPU runs no operator in linear layers, and other layers in half precision than a GPU. The
+models of torchvision need torchvision; those of the search are nxcore's own and, for ``nas.patch``, the
+network of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,8 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore import nas
+from nxcore.errors import InvalidInputError
+from nxcore.nn.served import Served
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package
@@ -39,6 +45,9 @@ FOUND = nas.Genotype(NORMAL, (2, 3, 4, 5), REDUCE, (2, 3, 4, 5))
 """Cells in the style of those that the paper of DARTS found."""
 
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
+Kind = tuple[torch.memory_format, bool]
+KINDS: tuple[Kind, ...] = tuple(itertools.product(LAYOUTS, (False, True)))
+"""Memory layouts, each without and with autocast."""
 
 
 def torchvisions(name: str) -> nn.Module:
@@ -88,24 +97,46 @@ def step(model: nn.Module, x: Tensor) -> None:
     scores.float().square().mean().backward()
 
 
-def recorded(name: str) -> Iterator[dict[str, Any]]:
+def _operator(_module: nn.Module, operator: Any, *args: Any) -> Any:
+    try:
+        return operator.run(*args)
+    except InvalidInputError:
+        return None
+
+
+@contextlib.contextmanager
+def by_operators() -> Iterator[None]:
+    """Have modules run their operators, whoever serves these."""
+    before, Served.by_kernel = Served.by_kernel, _operator  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Served.by_kernel = before  # type: ignore[method-assign]
+
+
+def recorded(name: str, device: str = "cpu", kinds: Sequence[Kind] = KINDS) -> Iterator[dict[str, Any]]:
     """Yield the lines of a model's problems, with their numbers of calls in a step of each kind."""
     build, batch, extent = MODELS[name]
     counts: Counter[str] = Counter()
-    for layout, half in itertools.product(LAYOUTS, (False, True)):
+    for layout, half in kinds:
         torch.manual_seed(0)
-        model = build().to(memory_format=layout)
-        x = torch.randn(IMAGES, 3, extent, extent).to(memory_format=layout)
+        with torch.device(device):  # what is accelerated depends on it
+            model = build()
+        model = model.to(memory_format=layout)
+        images = IMAGES if device == "cpu" else batch
+        x = torch.randn(images, 3, extent, extent).to(device, memory_format=layout)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "step.jsonl"
             with (
+                by_operators(),
                 nxcore.policy("estimate"),
                 nxcore.record(path),
-                torch.autocast("cpu", torch.bfloat16, enabled=half),
+                torch.autocast(device, torch.bfloat16, enabled=half),
             ):
                 step(model, x)
             for text in path.read_text(encoding="utf-8").splitlines():
-                line = rebatched(json.loads(text), batch)
+                line = json.loads(text)
+                line = rebatched(line, batch) if device == "cpu" else line
                 count = line.pop("count")
                 counts[json.dumps(line, sort_keys=True)] += count
     for text, count in counts.most_common():
@@ -129,11 +160,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=[*MODELS], metavar="NAME", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "workloads")
     given = parser.parse_args()
     given.output.mkdir(exist_ok=True)
     for name in given.names:
-        lines = [json.dumps(line, sort_keys=True) for line in recorded(name)]
+        lines = [json.dumps(line, sort_keys=True) for line in recorded(name, given.device)]
         (given.output / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{name}: {len(lines)} problems")
 
