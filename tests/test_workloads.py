@@ -72,6 +72,7 @@ def test_a_step_is_recorded_in_both_dtypes_and_layouts(
     assert [tuple(line["x"]["shape"]) for line in pools] == [(64, 3, 8, 8)] * 4
     assert {line["x"]["dtype"] for line in pools} == {"float32", "bfloat16"}
     assert len({tuple(line["x"]["strides"]) for line in pools}) == 2
+    assert "add" in {line["op"] for line in lines}, "what adds the bias, though torch serves the convolution"
     sizes = [line["size"] for line in lines if line["op"] == "avg_pool2d_backward"]
     assert sizes == [[64, 3, 8, 8]] * len(sizes)
     assert sizes

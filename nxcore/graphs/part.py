@@ -84,6 +84,9 @@ class Part:
     settled = SETTLED
     """Calls before a capture where every problem is decided."""
 
+    least = 1.0
+    """The speed that a replay must exceed, relative to a run."""
+
     def __init__(
         self,
         run: Run,
@@ -287,7 +290,7 @@ class Part:
                 return ""
             finally:
                 MAKING.release()
-            if made.gain <= 1:
+            if made.gain <= self.least:
                 self._refusal = f"replaying is no faster: {made.figures}"
                 return ""
             self._captures.setdefault(key, []).append(made)

@@ -58,6 +58,7 @@ class ModelWhole(Whole):
     """
 
     copied = 8  # of ever new shapes a copy of all buffers would be a part of each call
+    least = 1.02  # a capture keeps about the memory that a step takes
 
     def __init__(
         self,
@@ -85,7 +86,13 @@ class ModelWhole(Whole):
         """Run all calls from now on; free the captures. Parts within the model wait no longer."""
         self.leave(why)
         self.clear()
-        self.pool = 0
+        self._free()
+
+    def _free(self) -> None:
+        """Return the memory of captures that are gone."""
+        if self.pool:
+            torch.cuda.empty_cache()
+            self.pool = 0
 
     def call(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replay the call if its signature was captured; otherwise run it, by ``call``."""
@@ -131,6 +138,8 @@ class ModelWhole(Whole):
         with in_force(as_is=True) if default().learning else contextlib.nullcontext():
             why = super()._capture(key, module, tensors, ran_s)
         self._waits = bool(why)
+        if self._refusal and not self._captures:
+            self._free()
         return why
 
     def _made_of(
