@@ -34,7 +34,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).parents[1]
-TRACED = ("torch", "cuda", "cuda-fp32x", "triton", "triton-fp32x", "numba-cuda")
+TRACED = ("torch", "cuda", "cuda-fp32x", "triton", "triton-fp32x", "triton-fp32x-parts", "numba-cuda")
 H200 = (9, 0)
 NO_BITS = 8  # the kind of a section that only has a size
 SAME_LAUNCHES = {"cupy": "cuda"}

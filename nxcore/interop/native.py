@@ -92,9 +92,10 @@ def of(operator: Any) -> Any:
     return found().extension
 
 
-def _read(read: Callable[[Any], Any], first: Any) -> Any:
-    """Return what None stands for in a call; while a compiler traces it, that is left for later."""
-    return None if torch.compiler.is_compiling() else read(first)
+def _reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function for what None stands for in a call; while a compiler traces it, None is kept."""
+    compiling = torch.compiler.is_compiling
+    return lambda first: None if compiling() else read(first)
 
 
 def adopt(operator: Any, spec: OpSpec) -> None:
@@ -109,7 +110,7 @@ def adopt(operator: Any, spec: OpSpec) -> None:
             p.default is REQUIRED,
             p.keyword,
             isinstance(p.default, Drawn),
-            p.read and functools.partial(_read, p.read),
+            p.read and _reader(p.read),
         )
         for p in spec.params
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -77,28 +78,51 @@ def in_force(first: Any) -> Precision | None:
     return _OF_TORCH.get(_read("cuda", "matmul"), "ieee32") if first.is_cuda else "ieee32"
 
 
-@contextlib.contextmanager
-def allowing(given: Any, first: Tensor) -> Iterator[None]:
-    """Set torch's float32 products on a tensor's device to a class, or to the next finer one that torch has.
+def allowing(given: Any, first: Tensor) -> AbstractContextManager[None]:
+    """Return a context in which torch's float32 products on a tensor's device have a class.
 
-    The setting is the process's: products of other threads may take it until the end.
+    Where torch lacks the class, it is the next finer one. The setting is the process's: products of other
+    threads may take it until the end.
 
     >>> with allowing("tf32", torch.ones(2)):
     ...     in_force(torch.ones(2))
     'tf32'
     """
-    backend = _BACKENDS.get(first.device.type) if first.dtype is torch.float32 else None
-    wanted = "none" if backend is None else _TO_TORCH[backend][CLASSES.index(class_of(given))]
-    before = wanted if backend is None else _read(backend, "matmul")
-    if backend is None or wanted == before or {wanted, before} == {"ieee", "none"}:
-        yield
-        return
-    _write(backend, "matmul", wanted)
+    # Most calls change nothing, and a context of a generator takes as long as a small product.
+    return _UNCHANGED if _as_set(given, first) else _setting(given, _BACKENDS[first.device.type])
+
+
+def _as_set(given: Any, first: Tensor) -> bool:
+    if first.dtype is not torch.float32:
+        return True
+    if first.is_cpu:  # as in ``in_force``
+        return _read("mkldnn", "matmul") in _SAME["mkldnn"].get(given, _STRICT)
+    return not first.is_cuda or _read("cuda", "matmul") in _SAME["cuda"].get(given, _STRICT)
+
+
+@contextlib.contextmanager
+def _setting(given: Any, backend: str) -> Iterator[None]:
+    before = _read(backend, "matmul")
+    _write(backend, "matmul", _TO_TORCH[backend][CLASSES.index(class_of(given))])
     try:
         yield
     finally:
         _write(backend, "matmul", before)
 
+
+_UNCHANGED = contextlib.nullcontext()
+
+_STRICT = frozenset({"none", "ieee"})
+"""The settings of torch without shorter factors."""
+
+_SAME: dict[str, dict[Any, frozenset[str]]] = {
+    backend: {
+        given: _STRICT if (made := names[CLASSES.index(class_of(given))]) in _STRICT else frozenset({made})
+        for given in (*CLASSES, *WORDS)
+    }
+    for backend, names in _TO_TORCH.items()
+}
+"""Backend and class or word -> torch's settings that make such products."""
 
 # The public attributes refuse to be read where an older function of torch's was used for the same setting.
 _read = torch._C._get_fp32_precision_getter  # noqa: SLF001  as above

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import nxcore
 from nxcore.errors import UnsupportedProblemError
+from nxcore.spec import precision as classes
 from nxcore.trust.truth import Truth, agreement
 from tests.null import fakes
 from tests.ops.backends import operator, params, place
@@ -254,6 +255,25 @@ def test_a_class_given_leaves_torchs_setting_as_it_is(restored):
         after = torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision
         assert after == before
         assert torch.get_float32_matmul_precision() == word
+
+
+def test_torchs_setting_is_written_only_where_it_allows_another_class(restored, monkeypatch):
+    written, write = [], classes._write
+    monkeypatch.setattr(classes, "_write", lambda *given: (written.append(given[-1]), write(*given)))
+    changes = {"highest": ("tf32", "half"), "high": ("ieee32", "half"), "medium": ("ieee32", "tf32")}
+    for word, others in changes.items():
+        torch.set_float32_matmul_precision(word)
+        for given in ("ieee32", "tf32", "half"):
+            SPEC.reference(*PAIR, given)
+            SPEC.reference(*(x.double() for x in PAIR), given)
+            assert len(written) == (2 if given in others else 0)
+            written.clear()
+
+
+def test_a_class_that_is_in_force_costs_no_context_of_a_generator(restored):
+    torch.set_float32_matmul_precision("highest")
+    assert classes.allowing("ieee32", PAIR[0]) is classes.allowing("highest", PAIR[0])
+    assert classes.allowing("tf32", PAIR[0]) is not classes.allowing("tf32", PAIR[0])
 
 
 def test_the_gradient_has_the_class_of_the_call():
