@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,13 +118,62 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     take_turns()
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have every other worker import the tests from the last to the first.
+
+    pytest rewrites the assertions of each file that it hasn't seen and keeps what it made, which takes longer
+    than to collect. So two workers rewrite one half each, and read the other.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    config = session.config
+    if not int(worker[2:]) % 2 or config.args_source is not config.ArgsSource.TESTPATHS:
+        return
+    for path in sorted(Path(__file__).parent.glob("tests/**/test_*.py"), reverse=True):
+        if (path.parent / "__init__.py").exists() and not pytest_ignore_collect(path, config):
+            # What can't be imported is told where it is collected.
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(
+                    ".".join(path.relative_to(Path(__file__).parent).with_suffix("").parts)
+                )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of ``LATER`` for the first part."""
+    if config.option.part != "first":
+        return None
+    return collection_path in {Path(__file__).parent / name for name in LATER} or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without searches for garbage: none of the millions of objects that they would visit is any."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Make only those cells of the kit that run: there are three times as many."""
+    if metafunc.module.__name__ == KIT:
+        options, parametrize = metafunc.config.option, metafunc.parametrize
+
+        def selected(names: Any, pairs: list[Any], ids: list[str]) -> None:
+            kept = [n for n, (rule, cell) in enumerate(pairs) if _cell_is_chosen(options, rule, cell)]
+            parametrize(names, [pairs[n] for n in kept], ids=[ids[n] for n in kept])
+
+        metafunc.parametrize = selected
+    return (yield)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests of ``--op`` and ``--part``; begin with those that take minutes."""
-    whole = bool(config.option.nxcore_report)
     kept, left = [], []
     for item in items:
-        chosen = _runs_here(item, whole=whole) and _of_operator(item, config.option.op)
-        if config.option.part != "all":
+        chosen = _of_operator(item, config.option.op)
+        if config.option.part != "all" and item.getparent(pytest.Module).module.__name__ != KIT:
             chosen = chosen and (config.option.part == "rest") == _takes_long(item)
         (kept if chosen else left).append(item)
     if left:
@@ -145,23 +199,37 @@ def _of_operator(item: pytest.Item, name: str | None) -> bool:
 
 
 def _takes_long(item: pytest.Item) -> bool:
-    """Return whether a test belongs to the rest: slow ones, files of ``LATER``, long cells of the kit.
+    """Return whether a test is in the rest: slow ones, those of ``LATER``, and ``GRADIENTS`` in interpreters.
+
+    Triton's interpreter and the emulator take a tenth of a second and more for each of these.
+    """
+    if item.get_closest_marker("slow") or item.get_closest_marker("browser") or item.nodeid.startswith(LATER):
+        return True
+    if CUDA or not isinstance(item, pytest.Function):
+        return False
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return given.get("backend") in ("triton", "cuda") and any(part in item.name for part in GRADIENTS)
+
+
+def _cell_is_chosen(options: Any, rule: Any, cell: Any) -> bool:
+    """Return whether a cell of the kit is in the part that runs."""
+    if not _cell_runs_here(rule, cell, whole=bool(options.nxcore_report)):
+        return False
+    return options.part == "all" or (options.part == "rest") == _cell_takes_long(cell)
+
+
+def _cell_takes_long(cell: Any) -> bool:
+    """Return whether a cell of the kit belongs to the rest.
 
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample,
     and Numba compiles for seconds; the CUDA emulator compiles each kernel for a quarter. One smoke sample in
     float32 is in the first part for these, all smoke samples for torch's kernels, all samples for Numba's on
     the CPU, and all others in the rest. So are the rules in Numba's simulator, which is the slowest, and the
     samples that take it seconds, the backends that take part on request, and operators whose kernels mirror
-    another's. So are tests of ``GRADIENTS`` in Triton's interpreter and the emulator.
+    another's.
     """
-    if item.get_closest_marker("slow") or item.get_closest_marker("browser") or item.nodeid.startswith(LATER):
-        return True
-    if CUDA or not isinstance(item, pytest.Function):
+    if CUDA:
         return False
-    if not _of_the_kit(item):
-        given = item.callspec.params if hasattr(item, "callspec") else {}
-        return given.get("backend") in ("triton", "cuda") and any(part in item.name for part in GRADIENTS)
-    cell = item.callspec.params["cell"]
     if cell.backend.on_request or cell.spec.name in MIRRORED:
         return True
     if cell.dtype is not torch.float32:
@@ -175,11 +243,7 @@ def _takes_long(item: pytest.Item) -> bool:
     return cell.sample not in (smoke if cell.backend.name == "torch" else smoke[:1])
 
 
-def _of_the_kit(item: pytest.Function) -> bool:
-    return item.module.__name__ == KIT
-
-
-def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
+def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     """Return whether a cell of the conformance kit is worth its time in the tests of this repository.
 
     inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. It compiles the
@@ -191,11 +255,8 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
     that are there for kernels of another backend.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
-    if not isinstance(item, pytest.Function) or not _of_the_kit(item):
-        return True
     from nxcore.testing.rules import OF_A_TYPE
 
-    rule, cell = item.callspec.params["rule"], item.callspec.params["cell"]
     smoke = cell.spec.tagged("smoke")
     telling = cell.sample is None or cell.sample in smoke
     if cell.backend.name == "inductor" and not (CUDA or whole):
