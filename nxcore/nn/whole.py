@@ -135,7 +135,7 @@ class ModelWhole(Whole):
             return why
         for part in parts_of(module):
             part.outer = part.outer or self
-        with in_force(as_is=True) if default().learning else contextlib.nullcontext():
+        with _beside():
             why = super()._capture(key, module, tensors, ran_s)
         self._waits = bool(why)
         if self._refusal and not self._captures:
@@ -237,6 +237,16 @@ def _run(module: nn.Module, *tensors: Tensor) -> Any:
     """Return the result of the model's own call, without its watch."""
     call: Any = kind(module).__call__
     return call(module, *tensors)
+
+
+def _beside() -> contextlib.AbstractContextManager[None]:
+    """Return a context for a capture: what it doesn't know is learnt beside the program, not in its call."""
+    session = default()
+    if session.learning:
+        return in_force(as_is=True)
+    if session.chooser.in_force == "measure":
+        return in_force(policy="online")  # a training goes on meanwhile, and the model is captured again
+    return contextlib.nullcontext()
 
 
 def _plain(value: Any) -> bool:

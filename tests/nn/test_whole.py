@@ -17,6 +17,7 @@ from nxcore.graphs import whole as of_graphs
 from nxcore.nn import exchange, watching, whole
 from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.served import rest
+from nxcore.session import default
 from tests.nn.tape import Tape
 
 MET = 2
@@ -354,7 +355,7 @@ def test_where_no_device_has_graphs_a_model_has_no_part(monkeypatch):
 class Learns:
     """A session that learns until it doesn't."""
 
-    learning = True
+    learning, chooser = True, default().chooser
 
 
 def test_what_is_being_learnt_is_torchs_until_another_capture(monkeypatch, tape):

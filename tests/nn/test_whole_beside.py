@@ -1,0 +1,91 @@
+"""Under ``measure`` a model's capture has unknown problems measured beside the program, not in its call."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import nxcore
+from nxcore import session as sessions
+from nxcore.nn import exchange, modules, whole
+from nxcore.spec.tally import tally
+from tests.nn.tape import Tape
+from tests.null import fakes
+
+MET = 2
+"""Calls before a capture."""
+
+
+@pytest.fixture
+def survey(monkeypatch):
+    """What stands in for the survey of a session in which ``fake`` is faster than torch."""
+    times = {"torch": 1000.0, "fake": 100.0}
+    found = fakes.scripted(fakes.Clock(), monkeypatch, "depthwise_conv2d", times)
+    monkeypatch.setattr(sessions, "_default", found)
+    for name in ("add", "avg_pool2d", "batch_norm", "depthwise_conv2d"):
+        monkeypatch.setattr(modules, f"_{name}", found.op(name))
+    tape = Tape()
+    monkeypatch.setattr(whole, "available", lambda: True)
+    monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
+    monkeypatch.setattr(whole, "LOOK", 2)
+    survey = SimpleNamespace(open=0, asked=[], stays={}, able=True)
+    survey.takes = lambda problem: survey.able and problem not in survey.stays
+
+    def ask(problem):
+        survey.asked.append(problem)
+        survey.open = len(survey.asked)
+
+    survey.ask = ask
+    monkeypatch.setattr(found.chooser, "survey", survey)
+    return survey
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.Flatten(), nn.Linear(16, 3)
+    return nn.Sequential(*layers)
+
+
+def agree(ours, plain, steps):
+    for _ in range(steps):
+        x = torch.randn(2, 4, 4, 4)
+        for each in (ours, plain):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+
+
+@pytest.mark.parametrize("policy", ["measure", "online"])
+def test_a_capture_races_nothing_and_is_made_again(survey, policy):
+    plain = network()
+    ours = copy.deepcopy(plain)
+    nxcore.accelerate(ours, watch=False)
+    before = tally().races
+    with nxcore.policy(policy):
+        agree(ours, plain, MET)
+        part = exchange.watch_of(ours).whole
+        assert part.state.startswith("replays")
+        assert [p.op for p in survey.asked] == ["depthwise_conv2d"]
+        agree(ours, plain, 3)
+        first = next(iter(part._captures.values()))[0]
+        survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
+        agree(ours, plain, 3)
+        assert part.captured == 1
+        assert next(iter(part._captures.values()))[0] is not first
+    assert tally().races == before
+
+
+def test_without_a_process_beside_the_program_the_capture_races(survey):
+    survey.able = False
+    plain = network()
+    ours = copy.deepcopy(plain)
+    nxcore.accelerate(ours, watch=False)
+    before = tally().races
+    with nxcore.policy("measure"):
+        agree(ours, plain, MET - 1)
+        assert tally().races == before
+        agree(ours, plain, 1)
+    assert tally().races > before
+    assert not survey.asked
