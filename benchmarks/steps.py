@@ -1,17 +1,20 @@
 """Models as a user trains them: plain and accelerated in turns, and what the watch over steps has found.
 
-    python benchmarks/steps.py [--seconds 60] [--limit SECONDS] [--half] [--eval] [--cache DIR] [--json FILE]
-                               [--export DIR] [--shipped DIR] [--same] [NAME ...]
+    python benchmarks/steps.py [--seconds 60] [--beside 0] [--limit SECONDS] [--policy POLICY ...] [--half]
+                               [--eval] [--cache DIR] [--json FILE] [--export DIR] [--shipped DIR] [--same]
+                               [NAME ...]
 
 The accelerated model runs in another process, from an empty cache, or from that of ``--cache``. Each turn
-runs it for a second, or 24 steps, and the plain one for half of that, on the same
-images. A process that doesn't run is
-stopped, so that nothing that nxcore does beside the model is paid by the plain one. A turn's ratio is the
-plain model's time of a step over the accelerated one's; a window's is the median over five seconds of the
-accelerated model. Time is the clock's; ``cpu`` is the processor time of all threads of the process. The
-policy is that of the environment. ``good`` is the end of the last window after the first 10 s that was slower
-than plain by more than 2%, and ``worst`` the lowest ratio of a window from then on; ``reached`` is when the
-accelerated model began to take at most 1.1 times what it takes in the later half. ``first`` is the time of
+runs it for a second, or 24 steps, and the plain one for half of that, on the same images. A process that
+doesn't run is stopped, so that nothing that nxcore does beside the model is paid by the plain one. With
+``--beside`` the plain model has turns from so many seconds on; its turn before them counts until then. A
+turn's ratio is the plain model's time of a step over the accelerated one's. A window is of consecutive turns
+that take the accelerated model five seconds, and begins after its first 10 s: its ratio is the time of as
+many plain steps, each by the turn beside it, over that of all its steps. Time is the clock's; ``cpu`` is the
+processor time of all threads of the process. Each ``--policy`` has a row of its own; without one the policy
+is that of the environment. ``good`` is the end of the last window that was slower than plain by more than 2%,
+and ``worst`` the lowest ratio of a window; ``reached`` is when the accelerated model began to take at most
+1.1 times what it takes in the later half. ``first`` is the time of
 the first step, and of the plain process's, and ``10 s`` what the first ten seconds cost beyond as many plain
 steps. ``GiB`` is the device's memory that the process has reserved, and the plain one's. Then come the
 kernels compiled and the races held in that process, up to the first 10 s and in all, the verdicts of the
@@ -25,6 +28,8 @@ the tests, and of ``models.py``.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import math
 import os
@@ -119,12 +124,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """A model and how it is called."""
+    """A model and how it is called; the policy is that of the environment if it is empty."""
 
     name: str
     half: bool
     evaluation: bool
     same: bool = False
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,8 @@ class Turn:
         The bytes of the device's memory that the process has reserved.
     first : float
         The seconds of the plain process's first step.
+    apart : bool
+        Whether it was run before the turns, not beside one.
     """
 
     seconds: float
@@ -153,6 +161,7 @@ class Turn:
     tally: dict[str, int] = field(default_factory=dict)
     memory: int = 0
     first: float = 0.0
+    apart: bool = False
 
 
 def step(model: nn.Module, x: Tensor, how: How) -> None:
@@ -193,6 +202,13 @@ def made(how: How) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(batch, 3, extent, extent, device=device).contiguous(memory_format=layout)
 
 
+@functools.lru_cache(maxsize=1)
+def plain_of(how: How) -> tuple[nn.Module, Tensor, float]:
+    """Return the plain model and its images after a first step, and the seconds of that."""
+    model, x = made(how)
+    return model, x, turn(model, x, how, 0.0, 1).seconds
+
+
 def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> None:
     """Accelerate the model; for each line with seconds, run a turn and print it.
 
@@ -208,7 +224,8 @@ def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> 
     model, x = made(how)
     for line in sys.stdin:
         if line.strip() == "explain":
-            print(json.dumps(str(nxcore.explain(model, x))), flush=True)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=how.half):
+                print(json.dumps(str(nxcore.explain(model, x))), flush=True)
             continue
         if float(line) == 0:  # the first: what precedes it counts too
             began = time.perf_counter()
@@ -235,11 +252,12 @@ def turns(
     folder: Path | None = None,
     explained: Callable[[str], None] | None = None,
     shipped: Path | None = None,
+    beside: float = 0.0,
 ) -> Iterator[tuple[float, Turn, Turn]]:
     """Yield the accelerated model's seconds so far, and a turn of both models; the first is one step.
 
     No turn but the first begins after ``limit`` seconds. What was measured is written into ``folder``, and
-    ``explained`` gets what ``explain`` shows at the end.
+    ``explained`` gets what ``explain`` shows at the end. The plain model has turns from ``beside`` on.
     """
     until = time.perf_counter() + limit
     given = ["--half"] * how.half + ["--eval"] * how.evaluation
@@ -248,26 +266,26 @@ def turns(
     given += [] if shipped is None else ["--shipped", str(shipped)]
     child = subprocess.Popen(
         [sys.executable, __file__, "--serve", *given, how.name],
-        env=os.environ | {"NXCORE_CACHE": cache},
+        env=os.environ | {"NXCORE_CACHE": cache} | ({"NXCORE_POLICY": how.policy} if how.policy else {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert child.stdin
     assert child.stdout
-    model, x = made(how)
-    first = turn(model, x, how, 0.0, 1).seconds
-    turn(model, x, how, PLAIN_S)
+    model, x, first = plain_of(replace(how, policy=""))
+    plain = replace(turn(model, x, how, PLAIN_S), first=first, apart=True)
     spent, wanted = 0.0, 0.0
     try:
         while not wanted or (spent < seconds and time.perf_counter() < until):
             child.stdin.write(f"{wanted}\n")
             child.stdin.flush()
             own = Turn(**json.loads(child.stdout.readline()))
-            child.send_signal(signal.SIGSTOP)
-            plain = replace(turn(model, x, how, PLAIN_S), first=first)
-            child.send_signal(signal.SIGCONT)
             spent += own.seconds * own.steps
+            if spent >= beside:
+                child.send_signal(signal.SIGSTOP)
+                plain = replace(turn(model, x, how, PLAIN_S), first=first)
+                child.send_signal(signal.SIGCONT)
             wanted = OURS_S
             yield spent, plain, own
         if explained is not None:
@@ -280,11 +298,16 @@ def turns(
 
 
 def windows(found: list[tuple[float, Turn, Turn]]) -> Iterator[tuple[float, float]]:
-    """Yield the end of each window of five seconds, and its ratio."""
-    for end, *_ in found:
-        inside = [p.seconds / o.seconds for at, p, o in found if end - WINDOW_S < at <= end]
-        if end >= WINDOW_S + LEARNING_S:
-            yield end, statistics.median(inside)
+    """Yield the end of each window of five seconds after the first ten, and its ratio."""
+    for at, (began, _, _) in enumerate(found):
+        if began < LEARNING_S:
+            continue
+        plain = own = 0.0
+        for end, p, o in found[at + 1 :]:
+            plain, own = plain + o.steps * p.seconds, own + o.steps * o.seconds
+            if own >= WINDOW_S:
+                yield end, plain / own
+                break
 
 
 def reached(found: list[tuple[float, Turn, Turn]]) -> float:
@@ -296,7 +319,7 @@ def reached(found: list[tuple[float, Turn, Turn]]) -> float:
 
 def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     """Return a row of the table."""
-    late = found[len(found) // 2 :]
+    late = [row for row in found[len(found) // 2 :] if not row[1].apart] or found[-1:]
     plain, own = (1e3 * statistics.median(row[i].seconds for row in late) for i in (1, 2))
     ratios = sorted(p.seconds / o.seconds for _, p, o in late)
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -307,10 +330,10 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     worst = min(ratio_at.values(), default=math.nan)
     early = [(p, o) for at, p, o in found if at <= LEARNING_S]
     cost = sum(o.steps * (o.seconds - p.seconds) for p, o in early)
-    mode = f"{'eval' if how.evaluation else 'train'}{' half' * how.half}{' same' * how.same}"
+    mode = f"{'eval' if how.evaluation else 'train'}{' half' * how.half}{' same' * how.same} {how.policy}"
     first, good = found[0][2].seconds, max(bad, default=0.0)
     return (
-        f"{how.name:20} {mode:15} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
+        f"{how.name:20} {mode:18} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
         f"cpu {busy:.3f}  good {good:3.0f} s  worst {worst:.3f}  reached {reached(found):4.1f} s  "
         f"first {first:5.2f} s ({found[0][1].first:.2f})  10 s: {cost:+.2f} s  "
         f"{found[-1][2].memory / 2**30:.1f} GiB ({found[-1][1].memory / 2**30:.1f})  {counts(found)}"
@@ -342,7 +365,9 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=[*MODELS], metavar="NAME", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--beside", type=float, default=0.0, help="plain turns from so many seconds on")
     parser.add_argument("--limit", type=float, default=math.inf, help="begin no turn after so many seconds")
+    parser.add_argument("--policy", action="append", help="a row for each; that of the environment without")
     parser.add_argument("--half", action="store_true", help="bfloat16 autocast, channels_last")
     parser.add_argument("--eval", action="store_true", help="forward alone, in evaluation and inference mode")
     parser.add_argument("--cache", help="nxcore's folder; without it, a new one a model")
@@ -352,20 +377,20 @@ def main() -> None:
     parser.add_argument("--same", action="store_true", help="plain beside plain")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    for name in given.names:
-        how = How(name, given.half, given.eval, given.same)
+    for name, rule in itertools.product(given.names, given.policy or [policy()]):
+        how = How(name, given.half, given.eval, given.same, rule)
         if given.serve:
             serve(how, given.export, given.shipped)
             return
         shown: list[str] = []
         with tempfile.TemporaryDirectory(prefix="nxcore-steps-") as folder:
             cache = given.cache or folder
-            more = given.export, shown.append, given.shipped
+            more = given.export, shown.append, given.shipped, given.beside
             found = list(turns(how, given.seconds, cache, given.limit, *more))
         print(line(how, found), *(f"    {row}" for row in found[-1][2].report), sep="\n", flush=True)
         if given.json:
             rows = [(at, asdict(p), asdict(o)) for at, p, o in found]
-            row = asdict(how) | {"policy": policy(), "device": device(), "turns": rows, "explain": shown}
+            row = asdict(how) | {"device": device(), "turns": rows, "explain": shown}
             with given.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 

@@ -61,12 +61,46 @@ def test_a_row_says_when_it_was_fast_and_what_was_compiled_until_then():
     assert row.endswith("3/3 compilations, 7/7 races")
 
 
-def test_the_worst_window_is_one_after_the_first_seconds():
-    plain = Turn(1.0, 1.0, 5, [])
-    rows = [(float(at), plain, Turn(2.0 if at in (1, 20) else 0.8, 1.0, 5, [])) for at in range(1, 24)]
-    assert "worst 1.250" in line(How("net", half=False, evaluation=False), rows)
-    rows[-6:] = [(at, plain, Turn(1.25, 1.0, 5, [])) for at, *_ in rows[-6:]]
-    assert "worst 0.800" in line(How("net", half=False, evaluation=False), rows)
+def row_of(slow_at: int) -> str:
+    """Return the row of turns of a second, one of three; a plain step takes 1.25 times as long."""
+    plain, at, found = Turn(0.25, 0.2, 5, []), 0.0, []
+    for n in range(20):
+        own = Turn(0.6 if n == slow_at else 0.2, 0.2, 5, [])
+        at += own.seconds * own.steps
+        found.append((at, plain, own))
+    return line(How("net", half=False, evaluation=False), found)
+
+
+def test_a_window_is_judged_by_the_time_of_all_its_steps_after_the_first_seconds():
+    assert "worst 1.250" in row_of(slow_at=-1)
+    assert "good   0 s  worst 1.250" in row_of(slow_at=3)
+    # Three turns take five seconds, and as many plain steps 15 times 0.25 s.
+    assert "good  19 s  worst 0.750" in row_of(slow_at=14)
+
+
+def test_plain_turns_begin_late_and_those_before_are_in_no_ratio(monkeypatch):
+    turns, signals = iter([1.0, 4.0, 3.0, 3.0, 3.0]), []
+    answer = json.dumps(asdict(Turn(1.0, 1.0, 1, [])))
+    child = SimpleNamespace(
+        stdin=io.StringIO(),
+        stdout=SimpleNamespace(readline=lambda: answer),
+        send_signal=signals.append,
+        wait=lambda: 0,
+    )
+    environments = []
+    monkeypatch.setattr(
+        steps.subprocess, "Popen", lambda *_, env, **__: environments.append(env["NXCORE_POLICY"]) or child
+    )
+    monkeypatch.setattr(steps, "made", lambda _: (None, None))
+    monkeypatch.setattr(steps, "turn", lambda *_: Turn(next(turns), 1.0, 1, []))
+    steps.plain_of.cache_clear()
+    how = How("net", half=False, evaluation=False, policy="measure")
+    found = list(steps.turns(how, 5.0, "", beside=3.0))
+    assert environments == ["measure"]
+    assert [(p.seconds, p.apart) for _, p, _ in found] == [(4.0, True)] * 2 + [(3.0, False)] * 3
+    assert [p.first for _, p, _ in found] == [1.0] * 5
+    assert len(signals) == 6
+    assert "3.000 [3.000, 3.000]" in line(how, found)
 
 
 def test_what_was_measured_and_explained_is_asked_of_the_process(monkeypatch, tmp_path):
