@@ -6,8 +6,10 @@ import contextlib
 import gc
 import importlib
 import os
+import random
 import re
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +112,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give each test its threads."""
+    """Give each test its threads, and random numbers of its own that are the same in every run."""
+    seed = zlib.crc32(item.nodeid.encode())
+    torch.manual_seed(seed)
+    random.seed(seed)
     # Several workers' threads on few numbers wait for one another. Numba's kernels have a way for several,
     # which is tested too.
     torch.set_num_threads(THREADS if CUDA or "numba" in item.nodeid else 1)
