@@ -102,6 +102,7 @@ class Chooser:
         self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed, self.waits, self._made = changed, True, 0
+        self._beside = set[Problem]()  # given to the survey by captures
         self._threads = threading.RLock()
 
     @property
@@ -284,8 +285,9 @@ class Chooser:
         if policy == "measure":
             if at_once and PREFERENCE.get().patient and self.survey.takes(problem):
                 self.survey.ask(problem)
-                if self.survey.takes(problem):  # it can be measured there
-                    return guess(self.tuner.stay(problem, None, "it is being measured beside the program"))
+                self._beside.add(problem)
+            if problem in self._beside and self.survey.takes(problem):  # until it has been measured there
+                return guess(self.tuner.stay(problem, None, "it is being measured beside the program"))
             return self.pruner.measured(problem, args)
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
