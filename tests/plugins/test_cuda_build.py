@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("nxcore_cuda")
 
 from nxcore_cuda.machine import ahead, toolkit
-from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, compiled
+from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, compiled, emulated, run
 from nxcore_cuda.machine.instance import Instance, unit
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "cuda"
@@ -117,6 +117,31 @@ class TestNvcc:
         found = [Instance("probe", (kind, n)) for kind in kinds for n in (1, 4, 8)]
         oldest = toolkit.architectures(toolkit.nvcc())[0]
         assert b"probe__bfloat16_8" in compiled(unit(found), oldest, "probe", tmp_path)
+
+
+@pytest.mark.skipif(toolkit.host_compiler() is None, reason="no C++ compiler on PATH")
+def test_kernels_of_the_emulator_share_what_was_read_of_its_headers(monkeypatch, tmp_path):
+    monkeypatch.setenv("NXCORE_CUDA_CACHE", str(tmp_path))
+    commands = []
+    monkeypatch.setattr(
+        "nxcore_cuda.machine.compile.run",
+        lambda command, what: commands.append(command) or run(command, what),
+    )
+    for size in (128, 256):
+        emulated(Instance("entropy", (8, 1), source="entropy", args="entropy_args", threads=size))
+    assert sum("c++-header" in command for command in commands) == 1
+    assert len(commands) == 3
+    if "Free Software Foundation" not in toolkit.version(toolkit.host_compiler()):
+        return  # others read the headers
+    (read,) = tmp_path.rglob("emulator.h.gch")
+    done = subprocess.run(
+        [*commands[-1][:-3], "-H", "-fsyntax-only", "-"],
+        input='#include "emulator.h"',
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.splitlines()[0] == f"! {read}"
 
 
 @pytest.mark.slow

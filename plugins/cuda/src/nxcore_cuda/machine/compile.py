@@ -113,17 +113,31 @@ def kept(path: Path, make: str, command: Sequence[str | Path], text: str, suffix
     return path
 
 
+def headers(compiler: str) -> Path:
+    """Return a folder with the emulator's headers as g++ read them once: it reads them for every kernel.
+
+    A compiler that can't use what is there reads the headers themselves, which come next on its path.
+    """
+    text = '#include "emulator.h"\n'
+    command = [compiler, *HOST_FLAGS, "-x", "c++-header", f"-I{EMULATOR}"]
+    key = digest(sources_digest(text), *HOST_FLAGS, toolkit.version(compiler))
+    folder = toolkit.cache_folder() / "emulator" / f"headers-{key}"
+    return kept(folder / "emulator.h.gch", "the emulator's headers", command, text, ".h").parent
+
+
 def emulated(instance: Instance, folder: Path = SOURCES) -> Path:
     """Return the shared library that runs an instance on the CPU."""
     compiler = toolkit.host_compiler()
     if compiler is None:
         raise CompileError("the emulator needs a C++ compiler, and neither g++ nor c++ is on PATH")
     text = f'#include "emulator.h"\n{instance.text}NXCORE_EMULATED({instance.symbol}, {instance.args})\n'
-    command = [compiler, *HOST_FLAGS, "-x", "c++", f"-I{folder}", f"-I{SOURCES}", f"-I{EMULATOR}"]
     key = digest(sources_digest(text, folder), *HOST_FLAGS, toolkit.version(compiler))
     path = toolkit.cache_folder() / "emulator" / f"{instance.entry}-{key}.so"
-    if not path.exists():
-        compiling(instance.symbol)
+    if path.exists():
+        return path
+    compiling(instance.symbol)
+    places = (folder, SOURCES, headers(compiler), EMULATOR)
+    command = [compiler, *HOST_FLAGS, "-x", "c++", *(f"-I{place}" for place in places)]
     return kept(path, instance.symbol, command, text, ".cpp")
 
 
