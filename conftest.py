@@ -251,6 +251,7 @@ def _cell_takes_long(cell: Any) -> bool:
 def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     """Return whether a cell of the conformance kit is worth its time in the tests of this repository.
 
+    Of a kernel that can't run on this machine one cell is left, to say so, or to fail where it is required.
     inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. It compiles the
     reference, so these tests check the compiler and not a kernel. JAX compiles for
     a tenth of a second, and takes part on request: the smoke samples, and one an operator in float16, which
@@ -263,6 +264,8 @@ def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     from nxcore.testing.rules import OF_A_TYPE
 
     smoke = cell.spec.tagged("smoke")
+    if not (cell.machine or whole):
+        return cell.leads and cell.sample is smoke[0]
     telling = cell.sample is None or cell.sample in smoke
     if cell.backend.name == "inductor" and not (CUDA or whole):
         first = rule in OF_A_TYPE if cell.sample is None else cell.sample is smoke[0]

@@ -6,6 +6,7 @@ import random
 import runpy
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,3 +34,22 @@ def test_a_test_draws_the_same_numbers_in_every_run():
     torch.manual_seed(seed)
     random.seed(seed)
     assert drawn == (torch.randint(1_000_000, (2,)).tolist(), random.randrange(1_000_000))
+
+
+def test_of_a_kernel_that_cannot_run_one_cell_is_left(pytestconfig: pytest.Config):
+    suite = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+    samples = ("first", "second", "third")
+    spec = SimpleNamespace(name="add", tagged=lambda tag: samples[:2])
+    backend = SimpleNamespace(name="cupy")
+
+    def left(machine, *, whole):
+        cells = [
+            SimpleNamespace(machine=machine, spec=spec, backend=backend, sample=sample, leads=leads)
+            for sample in (*samples, None)
+            for leads in (True, False)
+        ]
+        return [c for c in cells if suite._cell_runs_here(None, c, whole=whole)]
+
+    (only,) = left(False, whole=False)
+    assert (only.sample, only.leads) == ("first", True)
+    assert len(left(False, whole=True)) == len(left(True, whole=False)) == 8
