@@ -283,7 +283,9 @@ class Chooser:
         if policy in LEARNING and (why := self.survey.stays.get(problem)):
             return self.tuner.stay(problem, None, why)
         if policy == "measure":
-            if at_once and PREFERENCE.get().patient and self.survey.takes(problem):
+            # Where no kernel accepts it there is nothing to measure, and no capture to be made again for it.
+            beside = at_once and PREFERENCE.get().patient and self.survey.takes(problem)
+            if beside and self.tuner.accepting(problem):
                 self.survey.ask(problem)
                 self._beside.add(problem)
             if problem in self._beside and self.survey.takes(problem):  # until it has been measured there
