@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.session import Session
+from nxcore.spec.kernel import Backend, Kernel
 from nxcore.store.files import Document
 from nxcore.store.transfer import SHIPPED, read_json
 from nxcore.store.wisdom import is_pair
@@ -58,14 +60,18 @@ def files(folder: Path | None = None) -> list[Path]:
 def compared(session: Session) -> Why:
     """Return the comparison of recorded identities with those of a session's kernels."""
     registry = session.registry
-    owned = {(k.op, b.label(k)): (b, k) for b in registry.backends.values() for k in b.kernels}
+
+    @functools.cache
+    def owned(op: str) -> dict[str, tuple[Backend, Kernel]]:
+        registry.known(op)  # that of an activation is added when it is asked for
+        return {b.label(k): (b, k) for b in registry.backends.values() for k in b.kernels if k.op == op}
 
     def why(op: str, label: str, identity: str) -> str:
         if ": " in label:  # of a pair
             op, label = label.split(": ")
-        if (op, label) not in owned:
+        if label not in owned(op):
             return "isn't installed"
-        return "" if session.gate.identity(*owned[op, label]).kernel == identity else "has changed"
+        return "" if session.gate.identity(*owned(op)[label]).kernel == identity else "has changed"
 
     return why
 
