@@ -115,7 +115,8 @@ class Pairs:
         self._found: OrderedDict[Key, tuple[str, Decision]] = OrderedDict()
         self._latest: dict[Problem, Key] = {}  # of the call, and of the operator that runs in its place
         self._lock = threading.Lock()
-        self.made, self.waiting, self._every = 0, 0, False
+        self.made, self.waiting = 0, 0
+        self._effort: race.Effort | None = None  # of a block that measures ahead
 
     def hold(self, lock: Lock) -> None:
         """Use another lock; drop all decisions."""
@@ -125,17 +126,17 @@ class Pairs:
             self._latest.clear()
 
     @contextlib.contextmanager
-    def every(self) -> Iterator[None]:
-        """Leave no pair of this block's calls without a race."""
-        before, self._every = self._every, True
+    def every(self, effort: race.Effort | None = None) -> Iterator[None]:
+        """Leave no pair of this block's calls without a race, of that effort; by default one of a call."""
+        before, self._effort = self._effort, effort or self.recall.tuner.effort
         try:
             yield
         finally:
-            self._every = before
+            self._effort = before
 
     def certain(self, problem: Problem, gain_us: float) -> bool:
         """Return whether halves gain so much that their pair needs no race in a call."""
-        least = math.inf if self._every else CERTAIN_US.get(problem.device.type, math.inf)
+        least = math.inf if self._effort else CERTAIN_US.get(problem.device.type, math.inf)
         return least <= gain_us < math.inf
 
     def locked(self, pair: Pair) -> Decision | None:
@@ -194,7 +195,8 @@ class Pairs:
             Candidate(TORCH, "torch", graph_safe=True),
             Candidate(pair.label, "nxcore", graph_safe=True),
         ]
-        given, effort = arguments(pair.problem) if args is None else args, self.recall.tuner.effort
+        given = arguments(pair.problem) if args is None else args
+        effort = self._effort or self.recall.tuner.effort
         try:
             grad = arguments(pair.backward[0])[0]
             calls = {

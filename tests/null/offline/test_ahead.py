@@ -211,9 +211,12 @@ def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path,
         x, w = torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(2, 1, 3, 3, requires_grad=True)
         out = session.op(op)(x, *((w,) if op == "depthwise_conv2d" else (2,)))
         out.sum().backward()
-    monkeypatch.setattr(
-        pairs.Pairs, "measure", lambda self, pair, *_: seen.append(pair) or Decision("torch", "reference", "")
-    )
+
+    def measure(self, pair, *_):
+        seen.append((pair, self._effort))
+        return Decision("torch", "reference", "")
+
+    monkeypatch.setattr(pairs.Pairs, "measure", measure)
     monkeypatch.setattr(pairs, "CERTAIN_US", {"cpu": -1e6})  # a call would race none
     seen = []
     cells = ahead.of_trace(session.registry, trace)
@@ -226,7 +229,8 @@ def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path,
 
     monkeypatch.setattr(Tuner, "measured", won)
     assert [row.status for row in ahead.tuned(session, cells)] == ["measured"] * 2
-    (pair,) = seen
+    ((pair, effort),) = seen
+    assert effort is ahead.THOROUGH, "no call waits"
     assert pair.problem.op == op
     assert pair.label == "fast + fast"
 
@@ -236,7 +240,7 @@ def test_a_pair_that_can_not_be_measured_is_told(machine, monkeypatch, caplog):
     x = torch.ones(3, requires_grad=True)
     cell = ahead.Cell(session.registry.spec("add"), "line 1", lambda: (x, x, 1, None), needs_grad=True)
     monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: ahead.torch.empty(2).view(3))
-    ahead._measure_pair(session, cell)
+    ahead._measure_pair(session, cell, ahead.THOROUGH)
     assert "add with gradient isn't measured, line 1: RuntimeError" in caplog.text
 
 
