@@ -11,7 +11,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <map>
-#include <type_traits>
 
 #include "callable.h"
 #include "guard.h"

@@ -169,7 +169,6 @@ PyObject* drop_counts(PyObject* self, PyObject*) {
 }
 
 PyObject* size(PyObject* self, PyObject*) { return PyLong_FromSize_t(Lookup::of(self).table.size()); }
-
 PyObject* get_near(PyObject* self, void*) {
   PyObject* near = Lookup::of(self).near.ptr();
   return near ? Py_NewRef(near) : PyErr_Format(PyExc_AttributeError, "near");
@@ -182,7 +181,6 @@ int set_near(PyObject* self, PyObject* value, void*) {
   state.table.clear();
   return 0;
 }
-
 int clear(PyObject* self) { return set_near(self, nullptr, nullptr); }
 
 PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {

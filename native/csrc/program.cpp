@@ -39,7 +39,6 @@ int invoke(void* address, const int64_t* words, const double* d, std::index_sequ
 
 int invoke(void* address, const int64_t* words, size_t count, const double* d) {
   if (count <= 12) return invoke(address, words, d, std::make_index_sequence<12>());
-  if (count <= 24) return invoke(address, words, d, std::make_index_sequence<24>());
   if (count <= 48) return invoke(address, words, d, std::make_index_sequence<48>());
   return invoke(address, words, d, std::make_index_sequence<WORDS>());
 }
@@ -107,10 +106,14 @@ void* stream_of(at::Device device) {
 }
 
 // As torch's own kernels allocate, without its dispatcher; on a GPU, its device is the current one.
-at::Tensor empty(const Program& program, const Fresh& fresh) {
-  const auto& [dtype, sizes, strides] = fresh;
+at::Tensor empty(const Program& program, const Fresh& fresh, const Call& call) {
+  const auto& [dtype, sizes, strides, whole, place] = fresh;
   const c10::DispatchKeySet keys(program.device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
-  return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
+  if (!whole) return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
+  at::Storage memory = call.made[*whole].storage();
+  at::Tensor part = at::detail::make_tensor<at::TensorImpl>(std::move(memory), keys, at::scalarTypeToTypeMeta(dtype));
+  part.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, place);
+  return part;
 }
 
 }  // namespace
@@ -131,7 +134,7 @@ bool reads(const Program& program, PyObject* const* args, size_t count, Call& ca
 bool runs(const Program& program, Call& call) {
   const pybind11::gil_scoped_release unlocked;
   const c10::OptionalDeviceGuard there(program.device.is_cpu() ? std::nullopt : std::make_optional(program.device));
-  for (const Fresh& fresh : program.fresh) call.made.push_back(empty(program, fresh));
+  for (const Fresh& fresh : program.fresh) call.made.push_back(empty(program, fresh, call));
   for (const int64_t count : program.tickets) call.made.push_back(ticket(program, count, call.stream));
   for (const at::Tensor& one : call.made) call.addresses.push_back(reinterpret_cast<int64_t>(one.data_ptr()));
   // As many threads as torch has now.

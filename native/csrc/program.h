@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -26,8 +27,8 @@ enum class Given : char { tensor = 't', many = 'm', equal = 'e', any = 'a' };
 // What it must be; the number of its tensors, or the value that is required; whether a tensor may have no node.
 using Argument = std::tuple<char, Ref, bool>;
 
-// The dtype, sizes and strides of a tensor that is allocated.
-using Fresh = std::tuple<at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+// The dtype, sizes and strides of a tensor that is made; which earlier one's memory it is in, and where, in elements.
+using Fresh = std::tuple<at::ScalarType, std::vector<int64_t>, std::vector<int64_t>, std::optional<size_t>, int64_t>;
 
 // Where a step's block takes an address, which one (of an argument's tensor, of a fresh one or of a ticket; past
 // these, of the block itself), and by how much it is shifted.

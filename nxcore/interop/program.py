@@ -48,6 +48,33 @@ ITSELF = 2**32 - 1
 """The number that stands for a step's own block, among those of addresses."""
 
 
+PART = 2**20
+"""The most bytes of a gradient that is allocated together with others; torch's allocator splits blocks too."""
+
+APART = 512
+"""Parts of an allocation begin at multiples of so many bytes, as torch's allocations do."""
+
+
+class Fresh(NamedTuple):
+    """A tensor that a plan makes.
+
+    Attributes
+    ----------
+    dtype, sizes, strides
+        Its own.
+    whole : int, optional
+        The number of the tensor in whose memory it is; None for memory of its own.
+    place : int
+        Where it begins there, in elements.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    whole: int | None = None
+    place: int = 0
+
+
 class Step(NamedTuple):
     """One function and its arguments; see ``program.h`` of the extension."""
 
@@ -63,7 +90,7 @@ class Program(NamedTuple):
     """All that a plan does; see ``program.h`` of the extension."""
 
     arguments: tuple[tuple[str, Any, bool], ...]
-    fresh: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+    fresh: tuple[Fresh, ...]
     tickets: tuple[int, ...]
     steps: tuple[Step, ...]
     views: tuple[tuple[int, tuple[int, ...]], ...]
@@ -197,6 +224,9 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         raise ValueError(
             f"it makes {len(launches)} launches, and calls {', '.join(made.others) or 'nothing'}"
         )
+    on_gpu = any(n.shape for n in launches)
+    together = _together(result, made.fresh) if on_gpu else []
+    made.fresh[:0] = [torch.empty(0) for _ in together]  # in place of the allocations
     places = _Places(tensors, made.fresh)
     tickets: list[int] = []
     steps = []
@@ -216,10 +246,9 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
     (context,), (driver,) = contexts, drivers
     views = _Views(args, len(made.fresh) + len(tickets))
     results = _form(result, made.fresh, views)
-    on_gpu = any(n.shape for n in launches)
     return Program(
         arguments=tuple([_argument(arg, launches.weights) for arg in args]),
-        fresh=tuple((t.dtype, tuple(t.shape), t.stride()) for t in made.fresh),
+        fresh=_laid(made.fresh, together),
         tickets=tuple(tickets),
         steps=tuple(steps),
         views=tuple(views),
@@ -244,6 +273,38 @@ def _argument(value: Any, weights: Sequence[Tensor]) -> tuple[str, Any, bool]:
     if tensors:
         raise ValueError("a sequence has tensors and others")
     return (EQUAL, value, False) if value is None or isinstance(value, (int, float)) else (ANY, None, False)
+
+
+def _together(result: Any, fresh: list[Tensor]) -> list[list[Tensor]]:
+    """Return tensors that a plan makes for one sequence in its result: the gradients of many candidates.
+
+    To allocate each takes the host longer than the launch. One allocation for all lives as long as any of
+    them, as with the gradients of torch's own ``stack``.
+    """
+    found = []
+    for items in result if isinstance(result, (tuple, list)) else ():
+        if isinstance(items, (tuple, list)):
+            numbers = {_number(item, fresh) for item in items if isinstance(item, Tensor)} - {None}
+            small = [t for i, t in enumerate(fresh) if i in numbers and 0 < _bytes(t) <= PART]
+            found += [small] if len(small) > 1 else []
+    return found
+
+
+def _bytes(tensor: Tensor) -> int:
+    begin, end = _span(tensor)
+    return end - begin
+
+
+def _laid(fresh: list[Tensor], together: list[list[Tensor]]) -> tuple[Fresh, ...]:
+    """Return how tensors are made, of which the first are the allocations of those that are made together."""
+    places, sizes = {}, [0] * len(together)
+    for whole, parts in enumerate(together):
+        for part in parts:
+            places[id(part)] = whole, sizes[whole] // part.element_size()
+            sizes[whole] += -(-_bytes(part) // APART) * APART
+    wholes = [Fresh(torch.uint8, (size,), (1,)) for size in sizes]
+    others = fresh[len(together) :]
+    return (*wholes, *[Fresh(t.dtype, tuple(t.shape), t.stride(), *places.get(id(t), ())) for t in others])
 
 
 class _Views(list[tuple[int, tuple[int, ...]]]):
@@ -281,10 +342,14 @@ def _form(result: Any, fresh: list[Tensor], views: _Views) -> Any:
         return type(result)(_form(r, fresh, views) for r in result)
     if result is None:
         return None
-    for i, tensor in enumerate(fresh):
-        if tensor is result or (tensor.numel() and _place(tensor) == _place(result)):
-            return i
-    return views.number(result)
+    number = _number(result, fresh)
+    return views.number(result) if number is None else number
+
+
+def _number(result: Tensor, fresh: list[Tensor]) -> int | None:
+    """Return which of the tensors that a plan makes a result is: torch's modes may give it another object."""
+    same = (t is result or (t.numel() and _place(t) == _place(result)) for t in fresh)
+    return next((i for i, is_one in enumerate(same) if is_one), None)
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

@@ -1,0 +1,93 @@
+"""Gradients of many candidates are allocated together where a GPU's launch is repeated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nxcore.interop import native
+from nxcore.plugin import Launched, note
+from nxcore.spec import launched
+
+if native.found().extension is None:
+    pytest.skip(f"nxcore-native: {native.found().detail}", allow_module_level=True)
+
+from tests.null.interop.test_program import CONTEXT, SHAPE, Driver
+
+COMPILED = pytest.mark.parametrize("path", ["compiled"], indirect=True)
+SIZES = ((3, 5), (7,), (2, 2))
+
+
+def plan(driver, shapes=SIZES, *, form=tuple, dtype=torch.float32, shape=SHAPE):
+    """Return a plan of one launch, which gets the last tensor of a sequence and another result."""
+
+    def noting(x):
+        many = [torch.empty_strided(size, torch.empty(size).stride(), dtype=dtype) for size in shapes]
+        one = torch.empty(4)
+        pointers = ((0, x.data_ptr()), (8, many[-1].data_ptr()), (16, one.data_ptr()))
+        note(Launched(5, CONTEXT, shape, bytes(24), (0, 8, 16), pointers, driver=driver.addresses))
+        return form(many), one
+
+    return launched.recorded(lambda x: "python", lambda: noting)
+
+
+def storages(tensors):
+    return {t.untyped_storage().data_ptr() for t in tensors}
+
+
+@COMPILED
+@pytest.mark.parametrize("form", [tuple, list])
+def test_they_are_parts_of_one_allocation(path, form):
+    driver = Driver()
+    made, x = plan(driver, form=form), torch.ones(4)
+    for _ in range(2):
+        many, one = made(x)
+        assert type(many) is form
+        assert [tuple(t.shape) for t in many] == list(SIZES)
+        assert all(t.is_contiguous() and t.dtype is torch.float32 and not t.is_inference() for t in many)
+        assert len(storages(many)) == 1
+        assert not storages(many) & storages([one])
+        begin = many[0].untyped_storage().data_ptr()
+        assert [t.data_ptr() - begin for t in many] == [0, 512, 1024]
+        assert driver.launches[-1][-1] == [x.data_ptr(), many[-1].data_ptr(), one.data_ptr()]
+
+
+@COMPILED
+def test_each_is_a_tensor_of_its_own(path):
+    many, _ = plan(Driver())(torch.ones(4))
+    for value, tensor in enumerate(many):
+        before = [t._version for t in many]
+        tensor.fill_(value)
+        assert [t._version - b for t, b in zip(many, before, strict=True)] == [t is tensor for t in many]
+        assert not tensor._is_view()
+    assert [t.unique().tolist() for t in many] == [[0], [1], [2]]
+
+
+@COMPILED
+def test_what_is_left_of_them_keeps_the_memory(path):
+    made, x = plan(Driver()), torch.ones(4)
+    kept = made(x)[0][1].fill_(3)
+    for _ in range(8):
+        for other in made(x)[0]:
+            other.fill_(4)
+    assert kept.unique().tolist() == [3]
+
+
+@COMPILED
+def test_large_ones_have_memory_of_their_own(path):
+    many, _ = plan(Driver(), ((2**18,), (2**18 + 1,), (3,)))(torch.ones(4))
+    large, apart, small = storages(many[:1]), storages(many[1:2]), storages(many[2:])
+    assert large == small != apart
+
+
+@COMPILED
+def test_types_of_other_sizes_begin_where_theirs_may(path):
+    many, _ = plan(Driver(), dtype=torch.bfloat16)(torch.ones(4))
+    assert [t.storage_offset() * 2 % 512 for t in many] == [0, 0, 0]
+
+
+@COMPILED
+def test_one_alone_is_no_part(path):
+    many, one = plan(Driver(), SIZES[:1])(torch.ones(4))
+    assert many[0].untyped_storage().nbytes() == 60
+    assert one.untyped_storage().nbytes() == 16
