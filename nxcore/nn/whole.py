@@ -8,6 +8,7 @@ its modules reads nothing but what is tested at each call. Torch serves the call
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from nxcore.context import in_force
 from nxcore.graphs.capture import Capture
+from nxcore.graphs.hooks import hooked
 from nxcore.graphs.part import AGAIN, Part
 from nxcore.graphs.reads import Held, Unclear, reads_of
 from nxcore.graphs.recorder import Recorder, recorder_of
@@ -71,6 +73,7 @@ class ModelWhole(Whole):
         self.plainly = Plain
         self._of = weakref.ref(model)
         self.early, self._looked, self._left = False, 0, RENEWALS
+        self._names: list[str] | None = None  # of the arguments
 
     @property
     def stands(self) -> bool:
@@ -96,8 +99,12 @@ class ModelWhole(Whole):
 
     def call(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replay the call if its signature was captured; otherwise run it, by ``call``."""
-        if self.resting or kwargs or not (args and module.training and torch.is_grad_enabled()):
+        if self.resting or not (module.training and torch.is_grad_enabled()):
             return call(*args, **kwargs)
+        given = self._placed(module, args, kwargs) if kwargs else args
+        if not given:
+            return call(*args, **kwargs)
+        args = given
         if not self.stands or not all(map(_plain, args)):
             return call(*args)
         if self._record(args[0].device) is None or module is not self._of() or _apart():
@@ -107,6 +114,17 @@ class ModelWhole(Whole):
             if not (self._looked or default().learning):
                 self._renew()
         return self(module, *args)
+
+    def _placed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return all arguments in the signature's order; none if one is left out, or hooks see them."""
+        if hooked(module):
+            return ()
+        names = self._names
+        if names is None:
+            forward = inspect.signature(kind(module).forward).parameters.values()
+            names = self._names = [p.name for p in forward if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+        order = names[len(args) : len(args) + len(kwargs)]
+        return (*args, *map(kwargs.get, order)) if {*order} == {*kwargs} else ()
 
     def _renew(self) -> None:
         """Capture again, by the kernels that were learnt since the last capture."""
