@@ -22,6 +22,8 @@ if EXTENSION is None:
 
 KERNELS = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 SPECS = {spec.name: spec for spec in nxcore_ops()}
+# Numba compiles each kernel anew for these: seconds.
+IN_16_BITS = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.bfloat16)]
 
 
 def planned(op, args):
@@ -36,7 +38,7 @@ def tensors(result):
     return [] if result is None else [result]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *IN_16_BITS], ids=str)
 @pytest.mark.parametrize("op", sorted(KERNELS))
 def test_both_return_the_same_bits(op, dtype):
     spec, compiled = SPECS[op], 0
