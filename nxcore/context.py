@@ -49,6 +49,8 @@ class Preference(NamedTuple):
         of their calls.
     patient : bool
         What is to be decided at once may also be measured beside the program: the caller comes back.
+    finding : bool
+        The run finds problems, no more: one that is being measured counts as a kernel's until that is known.
     """
 
     backends: tuple[str, ...] = ()
@@ -58,6 +60,7 @@ class Preference(NamedTuple):
     as_is: bool = False
     later: bool = False
     patient: bool = False
+    finding: bool = False
 
 
 NOTHING = Preference()

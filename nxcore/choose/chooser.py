@@ -173,6 +173,11 @@ class Chooser:
             return None
         return None if self.recorded.holds(spec, args) else self.recorded.tables(spec)
 
+    def expect(self, device: torch.device) -> None:
+        """Prepare for problems of a device that nothing is known of."""
+        if self.policy == "online" and not self.recall.wisdom.has(device):
+            self.survey.prepare(device)
+
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
         """Return the choice that was made in this process, None if there is none."""
         return self.choices.get(self._key(problem, backend))
@@ -289,7 +294,8 @@ class Chooser:
                 self.survey.ask(problem)
                 self._beside.add(problem)
             if problem in self._beside and self.survey.takes(problem):  # until it has been measured there
-                return guess(self.tuner.stay(problem, None, "it is being measured beside the program"))
+                stays = self.tuner.stay(problem, None, "it is being measured beside the program")
+                return promised(stays) if PREFERENCE.get().finding else guess(stays)
             return self.pruner.measured(problem, args)
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
@@ -347,6 +353,18 @@ class Chooser:
 def guess(choice: Choice) -> Choice:
     """Return a choice as one that isn't based on the problem itself."""
     return replace(choice, decision=replace(choice.decision, rule="prior"))
+
+
+def promised(choice: Choice) -> Choice:
+    """Return a choice of torch's own as one of a kernel, for a run that finds what a capture asks for.
+
+    Where torch serves an operator, modules run the parts that it consists of, and would ask for these.
+    """
+
+    def run(*args: Any) -> Any:  # another function than the reference, by which torch's choices are known
+        return choice.call(*args)
+
+    return guess(replace(choice, call=run))
 
 
 def torch_alone(problem: Problem) -> str:

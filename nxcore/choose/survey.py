@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nxcore.choose.workers import Answer, Workers
+from nxcore.choose.workers import Answer, Task, Workers
 from nxcore.spec.problem import Problem
 from nxcore.store import transfer
 
@@ -92,6 +92,7 @@ class Survey:
         self._asked: dict[Problem, list[Done] | None] = {}  # None where it has been answered
         self._lock = threading.Lock()
         self.stays: dict[Problem, str] = {}
+        self._prepared = False
         self._paid, self._before = -PAID_S, 0.0  # when that was, and the last call that saves time
 
     def keep_to(self, budget: Callable[[], Budget]) -> None:
@@ -105,10 +106,10 @@ class Survey:
         """Whether the program saves more than the process costs it."""
         return time.monotonic() - self._paid < PAID_S
 
-    def pay(self, saved: float) -> None:
-        """Note a call that took so many seconds less than torch's own."""
+    def pay(self, saved: float, left: float = 0.0) -> None:
+        """Note a call that took so many seconds less than torch's own, and left the device for others."""
         now = time.monotonic()
-        if saved >= PAYS * (now - self._before):
+        if saved >= PAYS * (now - self._before - left):
             self._paid = now
         self._before = now
 
@@ -147,6 +148,13 @@ class Survey:
             "modes": modes(),
         }
         self._surveyor.give(problem, request, functools.partial(self._answered, problem), heat)
+
+    def prepare(self, device: torch.device) -> None:
+        """Start the process before there is a problem for it: that takes it some seconds."""
+        surveyor, first, self._prepared = self._surveyor, not self._prepared, True
+        if surveyor is not None and surveyor.most and first and not self._asked and device.type in DEVICES:
+            request = {"prepare": device.index or 0}
+            surveyor.add(Task(request, lambda answer: self._budget().charge(COST[1] * answer.seconds)))
 
     def after_fork(self) -> None:
         """Take no problem in a forked child, whose workers are its parent's."""

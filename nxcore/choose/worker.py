@@ -106,6 +106,14 @@ class Surveyor:
         raced = self.pruner.estimator.recall.wisdom.read(problem) is not None
         return "" if raced else choice.decision.reason
 
+    def prepare(self, index: int) -> None:
+        """Have torch's libraries load what they need on a device, before there is a problem."""
+        if torch.cuda.is_available():
+            x = torch.ones(1, 1, 8, 8, device=torch.device("cuda", index), requires_grad=True)
+            torch.nn.functional.conv2d(x, x.detach()[..., :3, :3], padding=1).sum().backward()
+            torch.cuda.synchronize(index)
+            torch.cuda.empty_cache()
+
     def _look(self, index: int) -> None:
         """Find how busy the device is, before this process has anything for it to do."""
         if not self._looked:
@@ -164,12 +172,14 @@ def main() -> int:
         threading.Thread(target=read, daemon=True).start()
         while True:
             task = json.loads(tasks.get())
-            surveys = "modes" in task
+            surveys = "modes" in task or "prepare" in task
             clock: Callable[[], float] = time.monotonic if surveys else _spent_s
             began, before, why, stays = clock(), tally().compilations, "", ""
             raced = seconds()["timing"]
             try:
-                if surveys:
+                if "prepare" in task:
+                    surveyor.prepare(task["prepare"])
+                elif surveys:
                     stays = surveyor.measured(task)
                 else:
                     why = done(tuner, task)

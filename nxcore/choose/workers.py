@@ -51,11 +51,8 @@ PATIENCE_S = 600.0
 IDLE_S = 10.0
 """Seconds after which a worker without a task is ended, since it holds memory."""
 
-LEAVING_S = 1.0
-"""Seconds that all workers together have for the steps that they are in."""
-
-POLL_S = 0.05
-"""Seconds after which the end of the program is noticed."""
+LEAVING_S, POLL_S = 1.0, 0.05
+"""Seconds that workers together have for the steps that they are in, and between looks at the program."""
 
 LAST_LINES = 3
 """The lines of its standard error that are quoted where a worker fails."""
@@ -113,10 +110,8 @@ class Workers:
 
     Parameters
     ----------
-    command : sequence of str
-        Starts a worker.
-    environment : Mapping
-        Its environment variables.
+    command, environment
+        Starts a worker, with these environment variables.
     most : int
         The most workers at once.
     patience, idle : float
@@ -169,8 +164,12 @@ class Workers:
         request = {"op": problem.op, "problem": key(problem)} | dict(request)
         if problem.spec.expression is not None:  # the worker may not know the operator
             request["expression"] = plain(problem.spec)
+        self.add(Task(request, answered, heat))
+
+    def add(self, task: Task) -> None:
+        """Have a worker do a task."""
         with self._lock:
-            self._tasks.append(Task(request, answered, heat))
+            self._tasks.append(task)
             if self.thread is None and threading.main_thread().is_alive():
                 self.thread = threading.Thread(target=self._work, name="nxcore's workers")
                 self.thread.start()
@@ -378,9 +377,9 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def of(settings: Settings, module: str) -> Workers | None:
-    """Return the workers of a session; None if it must have none. They run ``module``.
+    """Return the workers of a session, which run ``module`` and look for modules where the program does.
 
-    They look for modules where the program does, and not in the folder that they are started in.
+    None if it must have none.
     """
     most = allowed(settings)
     return Workers(_command(module), environment(settings), most) if most else None

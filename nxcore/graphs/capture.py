@@ -109,7 +109,7 @@ class Capture:
             before = [t._version for t in held]
             measured = Measured()
             ran, grad = self._tried(module, held, recorder)
-            if counts_as is None and PREFERENCE.get().patient and default().chooser.survey.open:
+            if PREFERENCE.get().finding and default().chooser.survey.open:
                 raise UnmeasuredError("its problems are being measured beside the program")
             if torchs is not None:
                 check("torch's own result", (torchs, ()), (ran[0], ()), ROUGH)

@@ -270,12 +270,13 @@ def _version(tensor: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def deciding(*, patient: bool = False) -> Iterator[None]:
+def deciding(*, patient: bool = False, finding: bool = False) -> Iterator[None]:
     """Measure new problems now: an exploration would end after the capture.
 
     Where the caller is ``patient``, they may be measured beside the program too: it captures a later call.
+    It may have this one only for ``finding`` problems.
     """
-    token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True, patient=patient))
+    token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True, patient=patient, finding=finding))
     try:
         yield
     finally:

@@ -23,8 +23,8 @@ from nxcore.spec.device import synchronize
 ROOM = 2.0
 """The device's free memory, relative to what the program holds, that permits a second pool of it."""
 
-REST = 0.0
-"""Seconds in which the device is left to the process before a replay, relative to those of the replay."""
+REST = 0.4
+"""The share of the time that a replay saves in which the device is left to the process that measures."""
 
 
 class Meanwhile:
@@ -51,9 +51,11 @@ class Meanwhile:
         capture = self._capture or self._made(module, tensors)
         if capture is None:
             return None
-        if REST and default().chooser.survey.open:
+        survey, saved = default().chooser.survey, (capture.ran_ms - capture.replayed_ms) / 1e3
+        rest = REST * saved if survey.open else 0.0
+        if rest:
             synchronize(tensors[0].device)
-            time.sleep(REST * capture.replayed_ms / 1e3)
+            time.sleep(rest)
         with capture.lock:
             if not capture.may_begin():
                 return None
@@ -63,7 +65,7 @@ class Meanwhile:
                 return None
             found = replay(capture, module, *tensors, *capture.inside.parameters)
         if found is not None:
-            default().chooser.survey.pay((capture.ran_ms - capture.replayed_ms) / 1e3)
+            survey.pay(saved - rest, rest)
         return found
 
     def end(self, why: str = "it is over") -> None:

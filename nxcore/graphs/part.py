@@ -84,6 +84,9 @@ class Part:
     settled = SETTLED
     """Calls before a capture where every problem is decided."""
 
+    gives_up = True
+    """Whether a capture is given up where its run has found problems that are measured beside the program."""
+
     least = 1.0
     """The speed that a replay must exceed, relative to a run."""
 
@@ -280,7 +283,9 @@ class Part:
         else:
             self._made, self._waits = self._made + 1, False
             try:
-                with torch.enable_grad(), deciding(patient=self._patience > 0), autocast.uncached():
+                patient = self._patience > 0
+                run = deciding(patient=patient, finding=patient and self.gives_up)
+                with torch.enable_grad(), run, autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
             except UnmeasuredError as error:
                 self._made, self._waits, self._patience = self._made - 1, True, self._patience - 1

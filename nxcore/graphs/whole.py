@@ -130,6 +130,8 @@ class Whole(Part):
         recorder = self._record(device)
         self._dice = None if recorder is None else recorder.dice()
         first = met < self.settled
+        if self.gives_up and not met and recorder is not None:
+            default().chooser.expect(device)
         waits = (first or self._waits) and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
         if self._refusal or not waits or recorder is None or self._dice is None:
             return super()._ran(key, module, tensors)

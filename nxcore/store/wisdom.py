@@ -182,6 +182,12 @@ class Wisdom:
         everything = self._shipped(kind)[0] | stored
         return [facts for facts in everything.values() if facts.get("type") == kind]
 
+    def has(self, device: torch.device) -> bool:
+        """Return whether there may be pages of a device, or of a related one."""
+        own = describe(device)
+        known = [(facts.get("capability"), facts.get("units")) for facts in self.environments(device.type)]
+        return (own.capability, own.units) in known
+
     def keys(self, kind: str) -> Iterator[Document]:
         """Yield the key of every page on a device type, in any environment."""
         yield from (of for of, _ in self._shipped(kind)[1].values())

@@ -10,6 +10,7 @@ from nxcore import nas
 from nxcore.context import PREFERENCE
 from nxcore.graphs import meanwhile
 from nxcore.graphs.capture import Capture
+from nxcore.graphs.meanwhile import REST
 from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.session import default
@@ -27,9 +28,11 @@ WAITS = "runs: its problems are being measured beside the program"
 @pytest.fixture
 def survey(monkeypatch):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
-    survey = SimpleNamespace(open=0, takes=lambda problem: False, stays={}, saved=[], runs=[])
-    survey.pay = survey.saved.append
+    survey = SimpleNamespace(open=0, takes=lambda problem: False, stays={}, saved=[], runs=[], rests=[])
+    survey.pay = lambda saved, left: survey.saved.append((saved, left))
+    survey.prepare = lambda device: None
     monkeypatch.setattr(default().chooser, "survey", survey)
+    monkeypatch.setattr(meanwhile, "time", SimpleNamespace(sleep=survey.rests.append))
     tried = Capture._tried
 
     def asks(self, *args):
@@ -83,7 +86,8 @@ def test_torchs_own_kernels_are_replayed_meanwhile(survey, waiting, monkeypatch)
     before, paid = tape.replayed, len(survey.saved)
     agree(plain, patched, 3)
     assert (tape.captured, tape.replayed - before) == (2, 3 * 2)
-    assert survey.saved[paid:] == [1.0] * 3, "a run takes 2 s here and a replay 1 s"
+    assert survey.saved[paid:] == [(1.0 - REST, REST)] * 3, "a run takes 2 s here and a replay 1 s"
+    assert survey.rests[-3:] == [REST] * 3, "the device is left to the process"
 
 
 def test_two_passes_before_a_gradient_run_the_second(survey, waiting):
@@ -127,7 +131,7 @@ def test_where_that_is_not_possible_calls_run(survey, waiting, how, why, monkeyp
     agree(plain, patched, 2)
     assert tape.replayed == before
     assert why in nas.replays(patched)[""]
-    assert survey.saved == ([1.0] if how == "changed" else [])
+    assert survey.saved == ([(1.0 - REST, REST)] if how == "changed" else [])
 
 
 def raises(error):

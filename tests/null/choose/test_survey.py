@@ -108,6 +108,31 @@ def test_calls_that_save_enough_pay_for_it_without_a_budget(saved, every, paid, 
     assert not process.affords(), "the last such call was long ago"
 
 
+def test_the_process_is_started_before_there_is_a_problem():
+    found, process, budget, _ = surveyed()
+    tasks = []
+    process.add = tasks.append
+    for device in ("cpu", "cpu"):
+        found.prepare(torch.device(device))
+    (task,) = tasks
+    assert task.request == {"prepare": 0}
+    task.answered(Answer(seconds=2.0))
+    assert budget.spent == pytest.approx(2.0 * COST[1])
+    assert not found.open
+
+
+@pytest.mark.parametrize(
+    ("policy", "known", "prepared"), [("online", False, 1), ("online", True, 0), ("measure", False, 0)]
+)
+def test_it_is_prepared_where_nothing_is_known_of_a_device(tmp_path, policy, known, prepared, monkeypatch):
+    chooser, found = beside(tmp_path, torch=50, fast=100)[0].chooser, []
+    monkeypatch.setattr(chooser.survey, "prepare", found.append)
+    monkeypatch.setattr(chooser.recall.wisdom, "has", lambda device: known)
+    with in_force(policy=policy):
+        chooser.expect(torch.device("cpu"))
+    assert len(found) == prepared
+
+
 def test_what_the_process_needs_to_measure_alike_is_in_the_task():
     found, process, _, _ = surveyed()
     before = survey.modes()
@@ -159,6 +184,18 @@ def test_the_program_keeps_most_of_the_free_memory(monkeypatch):
     for free, roomy in ((20 * 2**30, False), (21 * 2**30, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 * 2**30))
         assert found._room(problem) is roomy
+
+
+def test_the_process_prepares_and_answers(tmp_path):
+    answers, done = [], threading.Event()
+    settings = Settings(cache=tmp_path)
+    found = workers.Workers(
+        (sys.executable, "-P", "-m", "nxcore.choose.worker"), workers.environment(settings), 1, idle=0.1
+    )
+    found.add(workers.Task({"prepare": 0}, lambda answer: (answers.append(answer), done.set())))
+    assert done.wait(120)
+    assert (answers[0].why, answers[0].compilations) == ("", 0)
+    assert answers[0].seconds < 60
 
 
 def beside(folder, **us):
@@ -231,6 +268,16 @@ def test_what_a_capture_asks_is_measured_beside_it_and_read_by_the_next_one(tmp_
         runs.clear()
         session.op("add")(X, X)
         assert runs[-1] == "fast"
+
+
+def test_a_run_that_finds_problems_takes_one_for_a_kernels_until_that_is_known(tmp_path):
+    session, _, _, answer = beside(tmp_path, torch=50, fast=100)
+    with in_force(at_once=True, patient=True):
+        assert session.op("add").by_kernel(X, X, 1, None) is None
+    with in_force(at_once=True, patient=True, finding=True):
+        torch.testing.assert_close(session.op("add").by_kernel(X, X, 1, None), X + X)
+        answer()
+        assert session.op("add").by_kernel(X, X, 1, None) is None, "the caller runs its own parts"
 
 
 def test_who_does_not_come_back_measures_at_once(tmp_path):
