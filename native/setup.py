@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +24,28 @@ UNITS = {
     "programs": ("join", "program", "direct"),
 }
 """Files that are compiled as one, on a core each: torch's headers take longer than they do."""
+
+TOOK = Path("build/took.json")
+"""Where a build of all files leaves the seconds that it took."""
+
+
+class Timed(BuildExtension):
+    """A build whose time ``benchmarks/test_native.py`` compares with its limit."""
+
+    def build_extensions(self) -> None:
+        """Compile and link, and note the clock's seconds and those of the compiler's processes."""
+        whole = not any(Path(self.build_temp).rglob("*.o"))
+        began, before = time.monotonic(), _processor_s()
+        super().build_extensions()
+        if whole and not SANITIZE:
+            took = {"clock_s": time.monotonic() - began, "processor_s": _processor_s() - before}
+            TOOK.write_text(json.dumps(took) + "\n")
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
 
 # A call reads few lines of code and constants: the data of a new shape displace them from the cache.
 flags = ["-O2", "-g0", "-Wall", "-fvisibility=hidden", "-fno-plt", "-fno-tree-slp-vectorize"]
@@ -42,4 +67,4 @@ library = CppExtension(
 )
 if HEADERS:
     library.include_dirs = [HEADERS, f"{HEADERS}/torch/csrc/api/include"]
-setup(ext_modules=[library], cmdclass={"build_ext": BuildExtension})
+setup(ext_modules=[library], cmdclass={"build_ext": Timed})
