@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import nxcore
 from nxcore.interop import native
 from nxcore.plugin import Launched, note
 from nxcore.spec import launched
@@ -91,3 +92,25 @@ def test_one_alone_is_no_part(path):
     many, one = plan(Driver(), SIZES[:1])(torch.ones(4))
     assert many[0].untyped_storage().nbytes() == 60
     assert one.untyped_storage().nbytes() == 16
+
+
+@pytest.mark.gpu
+@COMPILED
+def test_leaves_get_gradients_of_their_own(path):
+    xs = [torch.randn(4, 96, 24, 24, device="cuda", requires_grad=True) for _ in range(8)]
+    logits = torch.randn(8, device="cuda", requires_grad=True)
+    blend, grad = nxcore.op("softmax_sum", backend="cuda"), torch.randn(4, 96, 24, 24, device="cuda")
+    wanted = torch.autograd.grad(blend.spec.reference(xs, logits), [*xs, logits], grad)
+    for times in (1, 2, 3):
+        blend(xs, logits).backward(grad)
+        for leaf, one in zip((*xs, logits), wanted, strict=True):
+            torch.testing.assert_close(leaf.grad, times * one, rtol=1e-4, atol=1e-4)
+    for leaf in (*xs, logits):
+        leaf.grad = None
+    blend(xs, logits).backward(grad)
+    assert len(storages(x.grad for x in xs)) == 1
+    xs[3].grad.zero_()
+    xs[5].grad.record_stream(torch.cuda.Stream())
+    kept = xs[4].grad
+    del xs[:4]
+    assert torch.allclose(kept, wanted[4], rtol=1e-4, atol=1e-4)
