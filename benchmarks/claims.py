@@ -87,10 +87,12 @@ def stacked(xs: Sequence[Tensor], logits: Tensor) -> Tensor:
     return (torch.stack(tuple(xs)) * torch.softmax(logits, 0).view(-1, 1, 1, 1, 1)).sum(0)
 
 
-def emptied(xs: Sequence[Tensor], logits: Tensor) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
+def emptied(
+    xs: Sequence[Tensor], logits: Tensor, *, anew: bool = False
+) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
     """Return a weighted sum that computes nothing, both ways: what is left is torch's autograd.
 
-    Its gradients are the same tensors in each pass.
+    Its gradients are the same tensors in each pass, or made ``anew``.
     """
     spec = nxcore.op("softmax_sum").spec
     result, grads = torch.empty_like(xs[0]), tuple(torch.empty_like(x) for x in xs)
@@ -100,7 +102,7 @@ def emptied(xs: Sequence[Tensor], logits: Tensor) -> Callable[[Sequence[Tensor],
         Problem.of(spec, (tuple(xs), logits)).args,
         present(spec.gradient, "gradient"),
         lambda *_: torch.empty_like(result),
-        lambda *_: (grads, of_logits),
+        lambda *_: (tuple(map(torch.empty_like, grads)) if anew else grads, of_logits),
         lambda *_: (grads, of_logits),
     )
     extension = native.of(nxcore.op("softmax_sum"))

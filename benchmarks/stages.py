@@ -11,6 +11,7 @@ runs both ways: others may use the machine, but for its caches.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812  as torch's own documentation
 import nxcore
 from benchmarks.claims import emptied
 from benchmarks.native import ROUNDS, _both_ways, _round_us, looked_up, scaling
-from nxcore.interop import native
+from nxcore.interop import native, program
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -119,6 +120,35 @@ def stages(device: str, backend: str) -> Iterator[Stage]:
     nothing = emptied(xs, logits)
     node = _both_ways(lambda: nothing(xs, logits), [*xs, logits], grad)
     yield "the same that computes nothing: torch's autograd", node, None
+    yield from many(device, backend)
+
+
+def many(device: str, backend: str) -> Iterator[Stage]:
+    """Yield how what a call of 16 candidates, with gradients, costs is made up."""
+    xs = [torch.randn(4, 96, 24, 24, device=device, requires_grad=True) for _ in range(16)]
+    logits, grad = torch.randn(16, device=device, requires_grad=True), torch.randn_like(xs[0])
+
+    def both(call: Callable[..., Any]) -> Call:
+        return _both_ways(lambda: call(xs, logits), [*xs, logits], grad)
+
+    yield "16 x (4, 96, 24, 24), both ways, no computation", both(emptied(xs, logits)), None
+    yield "the same, its gradients made anew", both(emptied(xs, logits, anew=True)), None
+    blend = nxcore.op("softmax_sum", backend=backend)
+    with alone():  # which its first calls record
+        apart = Session(Settings.from_environment()).op("softmax_sum", backend=backend)
+        _round_us(both(apart), 20, device == "cuda")
+    yield "softmax_sum, each gradient allocated by itself", both(apart), None
+    yield "the same, on a GPU in one allocation", both(blend), None
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Have plans that are recorded in this block allocate each gradient by itself."""
+    before, program.PART = program.PART, 0
+    try:
+        yield
+    finally:
+        program.PART = before
 
 
 def graphed_us(call: Call, calls: int = 200) -> float:
@@ -163,6 +193,7 @@ def main() -> None:
     parser.add_argument("device", nargs="?", default=usual, choices=("cpu", "cuda"))
     parser.add_argument("backend", nargs="?", help="by default cuda on a GPU, numba on a CPU")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each call; {ROUNDS} by default")
+    parser.add_argument("--many", action="store_true", help="only the rows of 16 candidates")
     parser.add_argument("--threads", action="store_true", help="how threads scale too")
     args = parser.parse_args()
     device, cuda = args.device, args.device == "cuda"
@@ -171,7 +202,7 @@ def main() -> None:
         torch.set_num_threads(1)
     path = "Python" if native.of(nxcore.op("add")) is None else "compiled"
     print(f"torch {torch.__version__}, {device}, {backend}, {path} path: microseconds, and torch's own")
-    for what, ours, theirs in stages(device, backend):
+    for what, ours, theirs in (many if args.many else stages)(device, backend):
         least = least_us(ours, cuda, args.rounds), theirs and least_us(theirs, cuda, args.rounds)
         print(f"{what:48}" + "".join(f"{us:9.2f}" for us in least if us), flush=True)
     if args.threads:
