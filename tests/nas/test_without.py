@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
+
 STEP = """
 import json, sys
 import torch
@@ -68,7 +70,7 @@ def ran(folder, of):
 
 
 def test_describing_what_verifies_a_kernel_imports_no_compiler():
-    done = subprocess.run([sys.executable, "-c", DESCRIBED], capture_output=True, text=True, check=False)
+    done = fresh.run("-c", DESCRIBED)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "tensor([2., 2., 2.])\n"
 

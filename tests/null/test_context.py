@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ import torch
 import nxcore
 from nxcore import context, session
 from nxcore.context import PREFERENCE
+from tests import fresh
 from tests.null import fakes
 
 
@@ -55,5 +54,5 @@ def test_the_default_session_is_found_from_below(monkeypatch):
 def test_an_operator_is_found_where_nothing_has_made_a_session(code):
     given = pickle.dumps(nxcore.op("add"))
     text = f"given = {given!r}\n{code}\nimport nxcore\nassert found is nxcore.op('add')"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    done = fresh.run("-c", text)
     assert done.returncode == 0, done.stderr

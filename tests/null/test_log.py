@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from nxcore.errors import InvalidInputError
 from nxcore.settings import Settings
+from tests import fresh
 from tests.null import fakes
 
 X = torch.arange(12.0).view(3, 4)
@@ -49,9 +48,7 @@ def test_a_stored_record_is_logged(caplog):
 @pytest.mark.parametrize(("level", "lines"), [("info", True), ("", False)])
 def test_the_variable_writes_to_the_standard_error(level, lines):
     environment = os.environ | {"NXCORE_LOG": level, "NXCORE_POLICY": "estimate", "NXCORE_BACKENDS": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, timeout=300, check=True
-    )
+    done = fresh.run("-c", CALL, env=environment, check=True)
     assert ("INFO nxcore.choose.chooser: choice: add(" in done.stderr) == lines
     assert done.stdout == ""
 

@@ -3,12 +3,12 @@
 import functools
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+
+from tests import fresh
 
 nxcore_cuda = pytest.importorskip("nxcore_cuda")
 
@@ -340,7 +340,7 @@ class TestMachine:
             "sys.exit(loaded or n.machine.load.driver.cache_info().currsize)"
         )
         environment = os.environ | {"NXCORE_CUDA_EMULATOR": "1"}
-        assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+        assert fresh.run("-c", code, env=environment).returncode == 0
 
     def test_emulator(self, monkeypatch):
         monkeypatch.setattr(toolkit, "EMULATED", True)

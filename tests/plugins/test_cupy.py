@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import importlib
 import struct
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 
 import nxcore.ops
 from nxcore.spec.problem import Problem, TensorMeta
+from tests import fresh
 
 pytest.importorskip("nxcore_cupy")
 
@@ -64,7 +63,7 @@ class TestMachine:
         code = "import sys, torch, nxcore_cupy as n; n.nxcore_backend(); n.probe()\n"
         code += "sys.exit('cupy' in sys.modules or torch.cuda.is_initialized() or "
         code += "bool(list(n.nxcore_doctor())) and 'cupy' in sys.modules)"  # which asks for the device's name
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        assert fresh.run("-c", code).returncode == 0
 
     def test_ready(self, machine):
         assert nxcore_cupy.probe() == nxcore_cupy.YES

@@ -19,6 +19,7 @@ import nxcore_numba
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.trust.truth import agreement
+from tests import fresh
 
 CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}
@@ -50,7 +51,7 @@ def threads():
 
 def test_importing_the_plugin_does_not_import_numba():
     code = "import sys, nxcore_numba; nxcore_numba.nxcore_backend(); sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert fresh.run("-c", code).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_a_first_call_imports_no_compiler_of_torch():
         nxcore.op("softmax_sum", backend="numba")(xs, torch.randn(3))
         sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)
     """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert fresh.run("-c", code).returncode == 0
 
 
 def tiles(kernel_size=3):

@@ -10,6 +10,7 @@ import torch
 import nxcore.ops
 from nxcore import plugin
 from nxcore.spec.problem import Problem, TensorMeta
+from tests import fresh
 
 nxcore_triton = pytest.importorskip("nxcore_triton")
 
@@ -44,7 +45,7 @@ class TestMachine:
         code = (
             "import sys, nxcore_triton as n; n.nxcore_backend(); n.probe(); sys.exit('triton' in sys.modules)"
         )
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        assert fresh.run("-c", code).returncode == 0
 
     def test_no_triton(self, monkeypatch):
         monkeypatch.setattr(nxcore_triton, "_installed", lambda: None)

@@ -23,6 +23,7 @@ from nxcore.settings import Settings
 from nxcore.spec.kernel import Check, no
 from nxcore.store.files import Store
 from nxcore.trust.quarantine import Suspect
+from tests import fresh
 from tests.null import fakes
 
 SAD = Source("sad", "nxcore-sad 1.0")
@@ -284,7 +285,7 @@ def test_no_command_warns_of_numpy(tmp_path):
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')")
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
     env = os.environ | {"NXCORE_BACKENDS": "", "NXCORE_CACHE": "", "PYTHONPATH": path}
-    words = [sys.executable, "-m", "nxcore", "ops"]
+    words = [sys.executable, "-m", "nxcore", "ops"]  # torch tells of numpy while it is imported
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=True, timeout=300)
     assert done.stderr == ""
 
@@ -371,14 +372,7 @@ def test_bad_usage_ends_with_two():
 
 def test_a_process_ends_with_its_status():
     env = os.environ | {"NXCORE_BACKENDS": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "nxcore", "explain", "ad"],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
-        timeout=300,
-    )
+    done = fresh.run("-m", "nxcore", "explain", "ad", env=env)
     assert done.returncode == 2
     assert "error: no operator is named 'ad'; did you mean 'add'?" in done.stderr
     assert "Traceback" not in done.stderr
@@ -386,14 +380,7 @@ def test_a_process_ends_with_its_status():
 
 def test_a_pipe_gets_plain_text_and_a_warning_is_a_line():
     env = os.environ | {"NXCORE_BACKENDS": "nosuch"}
-    done = subprocess.run(
-        [sys.executable, "-m", "nxcore", "backends"],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=True,
-        timeout=300,
-    )
+    done = fresh.run("-m", "nxcore", "backends", env=env, check=True)
     assert "\x1b" not in done.stdout
     assert "torch" in done.stdout
     assert done.stderr.startswith("warning: NXCORE_BACKENDS or")

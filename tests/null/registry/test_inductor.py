@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -14,6 +13,7 @@ from nxcore.errors import UnsupportedProblemError
 from nxcore.registry import inductor
 from nxcore.spec.kernel import no
 from nxcore.spec.problem import Problem
+from tests import fresh
 from tests.null import fakes
 
 X, Y = torch.arange(12.0).view(3, 4), torch.ones(4)
@@ -104,7 +104,7 @@ class TestMachine:
     def test_making_the_backend_imports_no_compiler(self):
         code = "import sys; from nxcore.registry.discovery import discover; discover().statuses(); "
         code += "sys.exit(any(m.startswith(('torch._inductor', 'triton')) for m in sys.modules))"
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        assert fresh.run("-c", code).returncode == 0
 
     def test_no_compiler(self, monkeypatch):
         monkeypatch.setenv("CXX", "no-such-compiler --std=c++17")
