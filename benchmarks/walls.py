@@ -76,6 +76,12 @@ def by_kernels(spec: OpSpec, args: tuple[Any, ...], forward: str, backward: str)
     return made if extension is None else made.compiled(extension)
 
 
+def served(spec: OpSpec) -> Call:
+    """Return the operator as modules call it: arguments by name have their defaults."""
+    op, positional = nxcore.op(spec.name), sum(not p.keyword for p in spec.params)
+    return lambda *args: op(*args[:positional])
+
+
 def stepped(call: Call, args: tuple[Any, ...], grad: Tensor) -> Callable[[], None]:
     """Return a call of both ways."""
     wanted = [t for t in tensors_of(args) if t.requires_grad]
@@ -125,17 +131,17 @@ def compared(line: Mapping[str, Any], device: str = "cuda") -> dict[str, Any] | 
     result = next(leaves(spec.reference(*args)))
     grad, gradient = torch.randn_like(result), present(spec.gradient, "gradient")
     inner = nxcore.op(gradient.forward or spec.name)
+    given = args[: len(inner.spec.params)]
+    forward = chosen(Problem.of(inner.spec, given))
     with torch.no_grad():
-        given = args[: len(inner.spec.params)]
         outs = list(leaves(inner.spec.reference(*given)))
         kept = outs[1:] if gradient.forward or gradient.keeps else []
-        forward = chosen(Problem.of(inner.spec, given))
         backs = gradient.args(grad, (True,) * len(tensors_of(args)), *args, *kept)
         backward = chosen(Problem.of(default().registry.spec(gradient.op), backs))
     sides = {"torch": stepped(spec.reference, args, grad)}
     if {forward[1], backward[1]} != {"torch"}:
         sides["kernels"] = stepped(by_kernels(spec, args, forward[1], backward[1]), args, grad)
-    sides["served"] = stepped(nxcore.op(spec.name).run, args, grad)
+    sides["served"] = stepped(served(spec), args, grad)
     for run in sides.values():
         wall_us(run, 12)
     count = max(3, int(ROUND_S * 1e6 / wall_us(sides["torch"], 3)))

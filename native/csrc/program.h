@@ -65,8 +65,8 @@ struct Program {
 
 // What a call brings, and what is made for it.
 struct Call {
-  c10::SmallVector<int64_t, 24> addresses;
-  c10::SmallVector<at::Tensor, 8> made;
+  c10::SmallVector<int64_t, 64> addresses;
+  c10::SmallVector<at::Tensor, 24> made;
   void* stream = nullptr;
 };
 
