@@ -22,6 +22,16 @@ Rows = Sequence[dict[str, Any]]
 Watched = tuple[Callable[[str, int, int], None], Callable[[Rows], None]]
 
 COLOUR = {"FAST": "green", "SLOW": "yellow", "WRONG": "red", "BELOW_FLOOR": "red", "DECLINED": "dim"}
+MEANING = {
+    "BASE": "torch's own, which the others are compared with",
+    "FAST": "measurably faster than torch",
+    "SAME": "as fast as torch, within the margin",
+    "SLOW": "measurably slower than torch",
+    "AMBG": "none of these: the measurement is too noisy to say",
+    "WRONG": "it disagrees with the float64 reference",
+    "DECLINED": "it did not run",
+    "BELOW_FLOOR": "faster than the device can be, so the measurement is wrong",
+}
 WORST = 20
 """The number of changed cells that are listed; the rest is counted."""
 
@@ -123,6 +133,13 @@ def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
     """Print the summary: one line for each kernel, the wrong rows, device and versions."""
     console = _console()
     console.print(_summary(lines))
+    console.print(
+        "mean (geometric), p5 (5th percentile) and worst of the cells: how many times as fast as torch's "
+        "best; beyond doubt: cells slower by more than the margin; of floor: the least time that the device "
+        "can take, over the time taken"
+    )
+    met = {row["verdict"] for row in rows}
+    console.print("; ".join(f"{name}: {text}" for name, text in MEANING.items() if name in met))
     for row in rows:
         if row["verdict"] in BAD:
             console.print(f"[red]{row['verdict']}[/red] {escape(line(row))}", soft_wrap=True)

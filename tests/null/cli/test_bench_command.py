@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from typer.testing import CliRunner
 from nxcore import session as sessions
 from nxcore.bench import engine, head
 from nxcore.bench.record import read
+from nxcore.bench.row import Verdict
 from nxcore.cli import app
-from nxcore.cli.scoreboard import by_size
+from nxcore.cli.scoreboard import MEANING, by_size
 from nxcore.measure.ceilings import Ceilings
 from tests.null import fakes
 
@@ -45,6 +47,10 @@ def test_a_pipe_gets_a_line_a_row_and_the_summary():
     assert "nxcore, called" in text
     assert "fingerprint" in text
     assert "zeros" not in text
+    words = " ".join(text.split())
+    assert "BASE: torch's own, which the others are compared with" in words
+    assert "WRONG: " not in words, "it explains the verdicts that came"
+    assert set(MEANING) == set(get_args(Verdict))
 
 
 def test_a_wrong_kernel_is_status_1_and_a_row():
