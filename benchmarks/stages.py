@@ -75,6 +75,8 @@ def stages(device: str, backend: str) -> Iterator[Stage]:
         logits = torch.randn(16, device=device)
         yield "a hit of 17 tensors, no plan", gathered([x[:16].view(1, 1, 4, 4)] * 16, logits), None
         yield "add of 1,024", lambda: add(x, y), lambda: torch.add(x, y)
+        a, product = torch.randn(8, 8, device=device), nxcore.op("matmul", backend="torch")
+        yield "matmul (8, 8) by torch, of a class", lambda: product(a, a), lambda: torch.matmul(a, a)
         yield "a result: torch.empty_like", lambda: torch.empty_like(x), None
     x, w, b, grad = leaf(2, 4, 8, 8), leaf(4), leaf(4), torch.randn(2, 4, 8, 8, device=device)
     calls: dict[str, tuple[Call, Call, list[torch.Tensor]]] = {
