@@ -141,6 +141,8 @@ class Joiner:
         learner, policy = self.chooser.learner, self.chooser.policy
         if policy == "measure" and self.chooser.in_force == "online":
             policy = "online"  # a problem is measured before a capture; what joins both ways isn't captured
+        if order.finding:
+            policy = "estimate"  # of a pair whose halves aren't known nothing is to be measured
         crossing = Crossing(
             problem,
             tuple(t.requires_grad for t in tensors_of(args)),

@@ -153,7 +153,9 @@ class Chooser:
             choice = self.choices[key] = self._decide(key, problem, args, backend)
             self._note(problem, choice)
             _log.info("choice: %s -> %s, %s: %s", problem, *_told(choice))
-            if before and before.decision.rule != choice.decision.rule:
+            # Plans were dropped when the last problem had been measured beside the program.
+            told = problem in self._beside
+            if before and before.decision.rule != choice.decision.rule and not told:
                 self._changed()
             if len(self.choices) > DECISIONS:
                 self.choices.popitem(last=False)

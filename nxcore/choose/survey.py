@@ -38,6 +38,9 @@ PAYS, PAID_S = 0.2, 1.0
 many seconds: steps that fill a device take 1.17 times as long beside it, by the records of ``COST``.
 """
 
+FEW = 8
+"""The problems that are measured in a call sooner than a process is started for them."""
+
 OFTEN = 0.75
 """The share of the time from which on a device counts as full."""
 
@@ -148,6 +151,16 @@ class Survey:
             "modes": modes(),
         }
         self._surveyor.give(problem, request, functools.partial(self._answered, problem), heat)
+
+    def withdraw(self) -> bool:
+        """Take back the open problems if they are few and none was begun; return whether they are."""
+        if not 0 < self.open <= FEW or self._surveyor is None or not self._surveyor.withdrawn():
+            return False
+        with self._lock:
+            before, self._asked = self._asked, dict.fromkeys(self._asked)
+        for done in (done for listeners in before.values() for done in listeners or ()):
+            done("a call measures it")
+        return True
 
     def prepare(self, device: torch.device) -> None:
         """Start the process before there is a problem for it: that takes it some seconds."""

@@ -31,11 +31,8 @@ from nxcore.spec.device import properties
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
 
-MOST = 8
-"""The most workers of a process."""
-
-MANY = 8
-"""The cores from which on a program that only calls has more than one worker."""
+MOST, MANY = 8, 8
+"""The most workers of a process, and the cores from which on one that only calls has several."""
 
 SEVERAL = 2
 """The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
@@ -45,11 +42,8 @@ BESIDE = 0.02
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-PATIENCE_S = 600.0
-"""Seconds after which a worker that doesn't answer is ended."""
-
-IDLE_S = 10.0
-"""Seconds after which a worker without a task is ended, since it holds memory."""
+PATIENCE_S, IDLE_S = 600.0, 10.0
+"""Seconds after which a worker that doesn't answer is ended, and one without a task, which holds memory."""
 
 LEAVING_S, POLL_S = 1.0, 0.05
 """Seconds that workers together have for the steps that they are in, and between looks at the program."""
@@ -114,10 +108,8 @@ class Workers:
         Starts a worker, with these environment variables.
     most : int
         The most workers at once.
-    patience, idle : float
-        See ``PATIENCE_S`` and ``IDLE_S``.
-    affords : callable
-        Returns whether another task may begin now.
+    patience, idle, affords
+        See ``PATIENCE_S`` and ``IDLE_S``; ``affords()`` is whether another task may begin now.
     """
 
     def __init__(
@@ -173,6 +165,13 @@ class Workers:
             if self.thread is None and threading.main_thread().is_alive():
                 self.thread = threading.Thread(target=self._work, name="nxcore's workers")
                 self.thread.start()
+
+    def withdrawn(self) -> bool:
+        """Drop all tasks, unless one was begun; return whether they are."""
+        with self._lock:
+            if not (begun := any(w.task for w in self._workers)):
+                self._tasks.clear()
+        return not begun
 
     def after_fork(self) -> None:
         """Have no workers in a forked child: those of the parent answer the parent."""

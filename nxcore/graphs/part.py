@@ -289,6 +289,9 @@ class Part:
                     made = self._made_of(module, tensors, recorder, ran_s)
             except UnmeasuredError as error:
                 self._made, self._waits, self._patience = self._made - 1, True, self._patience - 1
+                if default().chooser.survey.withdraw():
+                    self._patience = 0
+                    return self._capture(key, module, tensors, ran_s)
                 return str(error)
             except Exception as error:  # a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"

@@ -176,11 +176,11 @@ class Whole(Part):
         patience = self._patience
         with young_alone():
             why = super()._capture(key, module, tensors, ran_s)
-        if self._patience < patience and self._meanwhile is None:
-            self._meanwhile = key, Meanwhile(self._by_torch)
-        elif not self._waits and self._meanwhile is not None:
+        if not self._waits and self._meanwhile is not None:
             self._meanwhile[1].end()
             self._meanwhile = None
+        elif self._waits and self._patience < patience and self._meanwhile is None:
+            self._meanwhile = key, Meanwhile(self._by_torch)
         return why
 
     def _by_torch(self, module: nn.Module, tensors: Sequence[Tensor]) -> Capture:

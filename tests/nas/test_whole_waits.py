@@ -10,7 +10,7 @@ from nxcore import nas
 from nxcore.context import PREFERENCE
 from nxcore.graphs import meanwhile
 from nxcore.graphs.capture import Capture
-from nxcore.graphs.meanwhile import REST
+from nxcore.graphs.meanwhile import STEP
 from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.session import default
@@ -22,6 +22,7 @@ __all__ = ["taken"]
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
 
+REST = 2.0 * STEP - 1.0  # a run takes 2 s here, and a replay 1 s
 WAITS = "runs: its problems are being measured beside the program"
 
 
@@ -30,7 +31,7 @@ def survey(monkeypatch):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
     survey = SimpleNamespace(open=0, takes=lambda problem: False, stays={}, saved=[], runs=[], rests=[])
     survey.pay = lambda saved, left: survey.saved.append((saved, left))
-    survey.prepare = lambda device: None
+    survey.prepare, survey.withdraw = (lambda device: None), (lambda: False)
     monkeypatch.setattr(default().chooser, "survey", survey)
     monkeypatch.setattr(meanwhile, "time", SimpleNamespace(sleep=survey.rests.append))
     tried = Capture._tried
@@ -39,21 +40,26 @@ def survey(monkeypatch):
         found = tried(self, *args)
         if PREFERENCE.get().at_once:  # not that of torch's own kernels
             survey.runs.append(self)
-            survey.open = 3
+            survey.open = 3 * PREFERENCE.get().finding
         return found
 
     monkeypatch.setattr(Capture, "_tried", asks)
     return survey
 
 
-@pytest.fixture
-def waiting(survey):
-    """Return a plain network and a patched one that waits, with its tape."""
+def networks():
+    """Return a plain network and a patched one, with its tape."""
     torch.manual_seed(0)
     plain = darts.Network().double()
     patched = copy.deepcopy(plain)
     nas.patch(patched, watch=False)
-    tape = taped(patched)
+    return plain, patched, taped(patched)
+
+
+@pytest.fixture
+def waiting(survey):
+    """Return the same; the patched one waits."""
+    plain, patched, tape = networks()
     agree(plain, patched, Whole.settled)
     return plain, patched, tape
 
@@ -78,6 +84,18 @@ def test_it_is_captured_once_all_are_measured(survey, waiting):
     assert (len(survey.runs), tape.replayed - before, len(survey.saved)) == (3, 4, paid)
 
 
+def test_where_few_are_unknown_they_are_measured_at_once(survey, monkeypatch):
+    survey.withdraw = lambda: survey.open > 0 and not setattr(survey, "open", 0)
+    plain, patched, tape = networks()
+    agree(plain, patched, Whole.settled)
+    assert nas.replays(patched)[""].startswith("replays")
+    assert len(survey.runs) == 2
+    assert vars(patched)[PART]._meanwhile is None
+    before = tape.replayed
+    agree(plain, patched, 2)
+    assert tape.replayed - before == 4
+
+
 def test_torchs_own_kernels_are_replayed_meanwhile(survey, waiting, monkeypatch):
     plain, patched, tape = waiting
     agree(plain, patched, 1)
@@ -86,7 +104,7 @@ def test_torchs_own_kernels_are_replayed_meanwhile(survey, waiting, monkeypatch)
     before, paid = tape.replayed, len(survey.saved)
     agree(plain, patched, 3)
     assert (tape.captured, tape.replayed - before) == (2, 3 * 2)
-    assert survey.saved[paid:] == [(1.0 - REST, REST)] * 3, "a run takes 2 s here and a replay 1 s"
+    assert survey.saved[paid:] == [(1.0 - REST, REST)] * 3
     assert survey.rests[-3:] == [REST] * 3, "the device is left to the process"
 
 

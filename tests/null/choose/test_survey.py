@@ -186,6 +186,20 @@ def test_the_program_keeps_most_of_the_free_memory(monkeypatch):
         assert found._room(problem) is roomy
 
 
+@pytest.mark.parametrize("how", ["few", "many", "begun"])
+def test_few_problems_are_taken_back_unless_one_is_begun(how, monkeypatch):
+    found, process, _, _ = surveyed()
+    told = []
+    process.withdrawn = lambda: how != "begun"
+    monkeypatch.setattr(survey, "FEW", 0 if how == "many" else 1)
+    assert not found.withdraw(), "there is none"
+    found.ask(PROBLEM, told.append)
+    assert found.withdraw() is (how == "few")
+    assert (found.open, found.takes(PROBLEM), bool(told)) == (
+        (0, False, True) if how == "few" else (1, True, False)
+    )
+
+
 def test_the_process_prepares_and_answers(tmp_path):
     answers, done = [], threading.Event()
     settings = Settings(cache=tmp_path)
@@ -280,6 +294,17 @@ def test_a_run_that_finds_problems_takes_one_for_a_kernels_until_that_is_known(t
         assert session.op("add").by_kernel(X, X, 1, None) is None, "the caller runs its own parts"
 
 
+def test_plans_stay_where_a_problem_is_known_that_was_measured_beside(tmp_path, monkeypatch):
+    session, _, _, answer = beside(tmp_path, torch=100, fast=50)
+    with in_force(at_once=True, patient=True, finding=True):
+        session.op("add")(X, X)
+    answer()
+    with in_force(at_once=True):
+        session.op("add")(X[:1], X[:1])
+        session.op("add")(X, X)
+        assert len(session.op("add").plans) == 2, "a recording would have to make the first one again"
+
+
 def test_who_does_not_come_back_measures_at_once(tmp_path):
     session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
     with in_force(at_once=True):
@@ -313,6 +338,8 @@ def test_nothing_is_begun_that_is_not_afforded():
 
     found.give(PROBLEM, {}, answered)
     assert not done.wait(0.2)
+    assert found.withdrawn()
+    found.give(PROBLEM, {}, answered)
     allowed.append(1)
     assert done.wait(20)
     assert answers == [Answer(stays="so", seconds=1.0)]
