@@ -273,7 +273,8 @@ def verify(rows: list[dict[str, Any]]) -> None:
     if table.row_count:
         show(table)
     for (kernel, reason), count in absent.items():
-        console.print(f"[yellow]not run[/yellow] {escape(kernel)} ({count} rows): {escape(reason)}")
+        rows_of = f"{count} row{'s' * (count > 1)}"
+        console.print(f"[yellow]not run:[/yellow] {escape(kernel)} ({rows_of}): {escape(reason)}")
     said = [f"{counts[what]} {what}" for what in VERDICT if counts[what]]
     console.print(", ".join(said) or "no kernel to verify")
 

@@ -46,7 +46,7 @@ def run(*words, status=0):
 def test_the_table_says_who_is_right_and_who_is_wrong():
     text = run(status=1).stdout
     assert "1 verified, 1 not run, 1 wrong" in text
-    assert "not run away (1 rows): no GPU" in text
+    assert "not run: away (1 row): no GPU" in text
     row = next(line for line in text.splitlines() if line.lstrip().startswith("sum "))
     assert row.split()[:4] == ["sum", "fake", "float32", "wrong"]
 
