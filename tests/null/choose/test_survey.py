@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nxcore.call import serving
 from nxcore.choose import survey, worker, workers
 from nxcore.choose.survey import COST, FULL, IDLE, Survey
 from nxcore.choose.workers import Answer
@@ -292,6 +293,18 @@ def test_a_run_that_finds_problems_takes_one_for_a_kernels_until_that_is_known(t
         torch.testing.assert_close(session.op("add").by_kernel(X, X, 1, None), X + X)
         answer()
         assert session.op("add").by_kernel(X, X, 1, None) is None, "the caller runs its own parts"
+
+
+@pytest.mark.parametrize(("finding", "policy"), [(True, "estimate"), (False, "online")])
+def test_no_pair_is_measured_of_halves_that_are_not_known(tmp_path, monkeypatch, finding, policy):
+    session, *_ = beside(tmp_path, torch=100, fast=50)
+    policies = []
+    crossing = SimpleNamespace(call=lambda *args: X, settle=lambda half: None)
+    monkeypatch.setattr(serving, "Crossing", lambda *_, policy, **__: policies.append(policy) or crossing)
+    monkeypatch.setattr(session.tuner, "accepting", lambda *_: ["fast"])
+    with in_force(at_once=True, patient=True, finding=finding):
+        session.op("add")(X, X[:1].clone().requires_grad_())
+    assert policies == [policy]
 
 
 def test_plans_stay_where_a_problem_is_known_that_was_measured_beside(tmp_path, monkeypatch):
