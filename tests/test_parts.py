@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nxcore.testing.rules import repeats_itself
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -53,3 +55,23 @@ def test_of_a_kernel_that_cannot_run_one_cell_is_left(pytestconfig: pytest.Confi
     (only,) = left(False, whole=False)
     assert (only.sample, only.leads) == ("first", True)
     assert len(left(False, whole=True)) == len(left(True, whole=False)) == 8
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device gets all")
+def test_what_compiles_for_seconds_runs_once_an_operator(pytestconfig: pytest.Config) -> None:
+    suite = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+
+    def runs(backend: str, op: str, dtype: torch.dtype, sample: str | None) -> bool:
+        spec = SimpleNamespace(name=op, tagged=lambda tag: ("first", "second"))
+        cell = SimpleNamespace(
+            machine=True, spec=spec, backend=SimpleNamespace(name=backend), sample=sample, dtype=dtype
+        )
+        return suite._cell_runs_here(repeats_itself, cell, whole=False)
+
+    assert runs("inductor", "add", torch.float32, "first")
+    assert runs("inductor", "add", torch.float32, None)
+    assert not runs("inductor", "add", torch.float32, "second")
+    assert not runs("inductor", "add_backward", torch.float32, "first")
+    assert runs("jax", "add", torch.bfloat16, None)
+    assert runs("jax", "add", torch.float16, "first")
+    assert not runs("jax", "add", torch.float16, None)
