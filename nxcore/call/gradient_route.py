@@ -246,8 +246,9 @@ class Crossing:
         return (self.reference if target == self._steps[3] else target)(*args)
 
     def _measure_alone(self) -> None:
-        """Measure the pair in the background, on arguments of its own."""
-        self._decided(None)
+        """Measure the pair in the background, on arguments of its own, if the device has room for it."""
+        if not self._pairs.delayed(self.problem):
+            self._decided(None)
 
     def _decided(self, args: tuple[Any, ...] | None) -> None:
         with self._lock:

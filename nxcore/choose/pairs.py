@@ -26,6 +26,7 @@ from nxcore.choose.recall import Recall
 from nxcore.interop.internals import gradients
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, decide, settled
+from nxcore.spec.device import occupied
 from nxcore.spec.launched import repeats
 from nxcore.spec.problem import Problem
 from nxcore.store.lock import Lock
@@ -174,6 +175,13 @@ class Pairs:
             key = self._latest.get(problem)
             return None if key is None else self._found[key][1]
 
+    def delayed(self, problem: Problem) -> bool:
+        """Return whether the program leaves no room on the device for a race in the background."""
+        if not occupied(problem.device):
+            return False
+        _log.info("pair: %s isn't measured, as the device is at work; its halves decide", problem)
+        return True
+
     def measure(self, pair: Pair, ours: Call, args: tuple[Any, ...] | None = None) -> Decision:
         """Race ``ours`` against torch's own forward and autograd, and keep the decision.
 
@@ -197,6 +205,8 @@ class Pairs:
         ]
         given = arguments(pair.problem) if args is None else args
         effort = self._effort or self.recall.tuner.effort
+        if args is None:  # in the background
+            effort = replace(effort, spin_s=race.SPIN_S)
         try:
             grad = arguments(pair.backward[0])[0]
             calls = {

@@ -38,6 +38,9 @@ COVERS = (1.25, 2.0)
 SAMPLES = ((1e-3, 5), (5e-3, 3))
 """The samples of a block: five of calls shorter than a millisecond, three of less than five, else one."""
 
+SPIN_S = 1e-3
+"""The most seconds for which a race beside the program lets the device spin at once: the program waits too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -62,6 +65,8 @@ class Effort:
         As ``SAMPLES``, on CUDA, where no other program disturbs a sample.
     host_s : float
         Seconds of calls in a row, on CUDA, of which a block has the host's time.
+    spin_s : float
+        The most seconds for which the device spins while the host enqueues a sample.
     """
 
     looks: tuple[int, ...] = (12, 20, 40)
@@ -72,6 +77,7 @@ class Effort:
     early: tuple[int, ...] = ()
     gpu_samples: tuple[tuple[float, int], ...] = SAMPLES
     host_s: float = HOST_S
+    spin_s: float = math.inf
 
     def ahead(self, timings: Mapping[str, Timing]) -> bool:
         """Return whether a race with these timings would end before the first of ``looks``."""
@@ -164,7 +170,7 @@ def race(
     first = next(iter(lanes))
     run_block = _cpu_block
     if device.type == "cuda":
-        run_block = functools.partial(_cuda_block, device, host_s=effort.host_s)
+        run_block = functools.partial(_cuda_block, device, host_s=effort.host_s, spin_s=effort.spin_s)
     order, dice = list(lanes), random.Random(seed)
     started = clock()
 
@@ -261,11 +267,13 @@ def _cpu_block(lane: _Lane, clock: Clock) -> None:
     lane.host_us.append(lane.device_us[-1])
 
 
-def _cuda_block(device: torch.device, lane: _Lane, clock: Clock, host_s: float = HOST_S) -> None:
+def _cuda_block(
+    device: torch.device, lane: _Lane, clock: Clock, host_s: float = HOST_S, spin_s: float = math.inf
+) -> None:
     synchronize(device)
     if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
         expected_us = lane.host_us[-1] if lane.host_us else lane.each_s * 1e6
-        start, end, host_us = _cuda_sample(lane, expected_us, clock)
+        start, end, host_us = _cuda_sample(lane, expected_us, clock, spin_s)
         samples = [(start, end)]
     else:
         calls, started = _host_calls(lane, host_s), clock()
@@ -273,7 +281,7 @@ def _cuda_block(device: torch.device, lane: _Lane, clock: Clock, host_s: float =
             lane.call()
         host_us = (clock() - started) / calls * 1e-3
         synchronize(device)
-        samples = [_cuda_sample(lane, host_us, clock)[:2] for _ in range(lane.samples)]
+        samples = [_cuda_sample(lane, host_us, clock, spin_s)[:2] for _ in range(lane.samples)]
     synchronize(device)
     lane.device_us.append(statistics.median(a.elapsed_time(b) * 1e3 / lane.repeats for a, b in samples))
     lane.host_us.append(host_us)
@@ -285,13 +293,14 @@ def _host_calls(lane: _Lane, host_s: float = HOST_S) -> int:
 
 
 def _cuda_sample(
-    lane: _Lane, host_us: float, clock: Clock
+    lane: _Lane, host_us: float, clock: Clock, spin_s: float = math.inf
 ) -> tuple[torch.cuda.Event, torch.cuda.Event, float]:
     """Enqueue a sample; return the events around it, and the microseconds to issue one call."""
     while True:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The device spins while the host enqueues, so that the interval contains no launch gaps.
-        torch.cuda._sleep(int(lane.cover * host_us * lane.repeats * 2000))  # noqa: SLF001  cycles at about 2 GHz; the only spin torch has
+        spin_us = min(lane.cover * host_us * lane.repeats, 1e6 * spin_s)
+        torch.cuda._sleep(int(spin_us * 2000))  # noqa: SLF001  cycles at about 2 GHz; the only spin torch has
         start.record()
         began = clock()
         for _ in range(lane.repeats):

@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import threading
+import time
 import types
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +21,9 @@ from nxcore.errors import InvalidInputError
 
 TESTED_TORCH = ("2.10", "2.13")
 """The oldest and the newest release of torch that this version was tested with."""
+
+LOOKS, LOOK_S, AT_WORK_S = 5, 0.005, 1e-3
+"""Waits for a device that tell whether it is at work, seconds between them, and the most of an idle one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,22 @@ def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         with no_capture_beside():
             torch.cuda.synchronize(device)
+
+
+def occupied(device: torch.device) -> bool:
+    """Return whether the program keeps ``device`` at work, so that a race beside it would tell nothing.
+
+    Each of its calls waits for the program's work, and the program for it.
+    """
+    if device.type != "cuda":
+        return False
+    waited = []
+    for _ in range(LOOKS):
+        began = time.perf_counter()
+        synchronize(device)
+        waited.append(time.perf_counter() - began)
+        time.sleep(LOOK_S)
+    return sorted(waited)[LOOKS // 2] > AT_WORK_S
 
 
 def heed_no_capture() -> None:

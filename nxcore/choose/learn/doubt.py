@@ -20,7 +20,7 @@ from nxcore.choose.learn.learner import Learner
 from nxcore.errors import FOREIGN, present
 from nxcore.measure import race
 from nxcore.measure.decision import MARGIN, NOISY, compare
-from nxcore.measure.race import Clock, Effort
+from nxcore.measure.race import SPIN_S, Clock, Effort
 from nxcore.spec.device import heed_no_capture
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import arguments
@@ -34,7 +34,7 @@ CALLS = 1000
 SECONDS = 60.0
 """Seconds of use after which it is confirmed with fewer calls."""
 
-BRIEF = Effort(looks=(3,), warm_s=0.005, budget_s=0.05)
+BRIEF = Effort(looks=(3,), warm_s=0.005, budget_s=0.05, spin_s=SPIN_S)
 """The effort of a confirmation: three paired blocks."""
 
 ATTEMPTS = 3

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nxcore.choose import pairs
+from nxcore.choose.learn.exploration import LOOKS, MET
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.pairs import Pair
 from nxcore.measure.decision import Decision
@@ -44,6 +45,20 @@ def test_on_a_gpu_a_gain_of_hundreds_of_microseconds_is_certain():
     with found.every():
         assert not found.certain(of("cuda"), 401), "measuring ahead leaves none out"
     assert found.certain(of("cuda"), 401)
+
+
+@pytest.mark.parametrize("occupied", [True, False])
+def test_on_a_device_at_work_no_pair_is_raced_in_the_background(occupied, joining, monkeypatch, caplog):
+    """A replayed model was held up for seconds: each call of the race waited for it, and it for the race."""
+    caplog.set_level("INFO", "nxcore")
+    session, _ = learning(0.85, 0.85)
+    joining(13, session.chooser.learner.clock)
+    seen = races(monkeypatch)
+    monkeypatch.setattr(pairs, "occupied", lambda device: occupied)
+    for _ in range(2 * MET + 4 * LOOKS[-1]):
+        step(session, dense=True)
+    raced = [labels for labels in seen if "fast + fast" in labels]
+    assert (not raced) == ("as the device is at work" in caplog.text) == occupied
 
 
 def of(kind):

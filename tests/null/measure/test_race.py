@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nxcore.choose.learn.doubt import BRIEF
 from nxcore.measure import ceilings
 from nxcore.measure import race as module
 from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.decision import Candidate, settled
-from nxcore.measure.race import IN_CALL, Effort, _cuda_block, _host_calls, _Lane, left, race
+from nxcore.measure.race import IN_CALL, SPIN_S, Effort, _cuda_block, _host_calls, _Lane, left, race
 from nxcore.measure.timing import Timing
 from nxcore.spec.device import describe
 from nxcore.spec.spec import Cost
@@ -206,6 +207,24 @@ def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypat
     _cuda_block(torch.device("cuda"), lane, clock)
     assert len(log) == 3, "a call that waits for the device isn't repeated forever"
     assert lane.device_us == [500, 500]
+
+
+def test_beside_the_program_the_device_spins_shortly(monkeypatch):
+    """A call that waits for the program's work seems long: its spin held up a training for a second."""
+    clock = Clock()
+    gpu = Gpu(monkeypatch, clock)
+    for us, spin_us in ((40_000, 1000), (100, 125)):
+        lane = _Lane(clock.costing(us, lambda: None), each_s=us * 1e-6, samples=1)
+        _cuda_block(torch.device("cuda"), lane, clock, spin_s=SPIN_S)
+        assert gpu.slept[-1] == pytest.approx(spin_us * 2000, rel=1e-3)
+    efforts = []
+    monkeypatch.setattr(module, "_cuda_block", lambda *_, host_s, spin_s: efforts.append(spin_s))
+    monkeypatch.setattr(module, "_in_the_race", lambda lanes, order, *_: order)
+    monkeypatch.setattr(module, "current", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(module, "synchronize", lambda _: None)
+    monkeypatch.setattr(module, "_require_current_stream", lambda *_: None)
+    race(lanes(clock, torch=100), torch.device("cuda"), effort=BRIEF, clock=clock)
+    assert {*efforts} == {SPIN_S}
 
 
 @pytest.mark.parametrize(
