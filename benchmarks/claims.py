@@ -27,6 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # before the session is made; a block of this policy costs each call a little more
+    os.environ.setdefault("NXCORE_POLICY", "measure")
+
 import torch
 from torch import Tensor, nn
 
@@ -293,7 +296,6 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="REGEX", help="only claims of such names")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no claim after so many")
     args = parser.parse_args()
-    os.environ.setdefault("NXCORE_POLICY", "measure")  # a block of this policy costs each call a little more
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     record: dict[str, Any] = {

@@ -36,7 +36,7 @@ from nxcore.store import problems
 
 FOLDER = Path(__file__).parent / "workloads"
 MODELS = ("resnet50", "efficientnet_b0", "convnext_tiny")
-ROUNDS, ROUND_S = 9, 0.008
+ROUNDS, ROUND_S = 7, 0.006
 AHEAD, PAUSE = 12, 6_000_000
 """Calls of which the device's time is taken, and the cycles that it waits before them: about 3 ms."""
 
@@ -108,7 +108,7 @@ def device_us(run: Callable[[], None]) -> float:
     if not torch.cuda.is_available():
         return wall_us(run, 1)
     found: list[float] = []
-    for _ in range(3):
+    for _ in range(2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(PAUSE)  # noqa: SLF001  torch has no public name for it
         begin.record()
@@ -132,7 +132,7 @@ def compared(line: Mapping[str, Any], device: str = "cuda") -> dict[str, Any] | 
     grad, gradient = torch.randn_like(result), present(spec.gradient, "gradient")
     inner = nxcore.op(gradient.forward or spec.name)
     given = args[: len(inner.spec.params)]
-    forward = chosen(Problem.of(inner.spec, given))
+    forward = chosen(Problem.of(inner.spec, given, needs_grad=inner.spec.gradient is not None))
     with torch.no_grad():
         outs = list(leaves(inner.spec.reference(*given)))
         kept = outs[1:] if gradient.forward or gradient.keeps else []
@@ -143,13 +143,13 @@ def compared(line: Mapping[str, Any], device: str = "cuda") -> dict[str, Any] | 
         sides["kernels"] = stepped(by_kernels(spec, args, forward[1], backward[1]), args, grad)
     sides["served"] = stepped(served(spec), args, grad)
     for run in sides.values():
-        wall_us(run, 12)
+        wall_us(run, 8)
     count = max(3, int(ROUND_S * 1e6 / wall_us(sides["torch"], 3)))
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(ROUNDS):
         for side in list(sides)[:: 1 - 2 * (turn % 2)]:
             times[side].append(wall_us(sides[side], count))
-    pair = default().chooser.pairs.of(Problem.of(spec, args))
+    pair = default().chooser.pairs.of(Problem.of(spec, args, needs_grad=True))
     return {
         "op": spec.name,
         "problem": str(half),
