@@ -23,7 +23,7 @@ TESTED_TORCH = ("2.10", "2.13")
 """The oldest and the newest release of torch that this version was tested with."""
 
 LOOKS, LOOK_S, AT_WORK_S = 5, 0.005, 1e-3
-"""Waits for a device that tell whether it is at work, seconds between them, and the most of an idle one."""
+"""Waits for a device that show whether it is at work, seconds between them, and the most of an idle one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def occupied(device: torch.device) -> bool:
-    """Return whether the program keeps ``device`` at work, so that a race beside it would tell nothing.
+    """Return whether the program keeps ``device`` at work, so that a race beside it shows nothing.
 
     Each of its calls waits for the program's work, and the program for it.
     """
