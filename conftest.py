@@ -9,6 +9,7 @@ import os
 import random
 import re
 import tempfile
+import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,13 +135,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if not int(worker[2:]) % 2 or config.args_source is not config.ArgsSource.TESTPATHS:
         return
-    for path in sorted(Path(__file__).parent.glob("tests/**/test_*.py"), reverse=True):
+    root = Path(__file__).parent
+    for path in sorted(root.glob("tests/**/test_*.py"), reverse=True):
         if (path.parent / "__init__.py").exists() and not pytest_ignore_collect(path, config):
-            # What can't be imported is told where it is collected.
-            with contextlib.suppress(Exception, pytest.skip.Exception):
-                importlib.import_module(
-                    ".".join(path.relative_to(Path(__file__).parent).with_suffix("").parts)
-                )
+            # What can't be imported is told where it is collected. Filters of warnings last as long as there.
+            with warnings.catch_warnings(), contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
