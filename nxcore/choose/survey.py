@@ -84,8 +84,8 @@ class Survey:
 
     Attributes
     ----------
-    open : int
-        How many problems aren't measured yet.
+    asked, open : int
+        How many problems it was asked for, and how many of them aren't measured yet.
     stays : dict
         Why torch serves problems of which no kernel could be raced.
     """
@@ -115,6 +115,11 @@ class Survey:
         if saved >= PAYS * (now - self._before - left):
             self._paid = now
         self._before = now
+
+    @property
+    def asked(self) -> int:
+        """See the class."""
+        return len(self._asked)
 
     @property
     def open(self) -> int:

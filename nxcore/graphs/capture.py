@@ -107,9 +107,11 @@ class Capture:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
-            measured = Measured()
+            measured, survey = Measured(), default().chooser.survey
+            asked = survey.asked
             ran, grad = self._tried(module, held, recorder)
-            if PREFERENCE.get().finding and default().chooser.survey.open:
+            # Those that were measured within the run too: its first plans are of what was known before.
+            if PREFERENCE.get().finding and (survey.open or survey.asked > asked):
                 raise UnmeasuredError("its problems are being measured beside the program")
             if torchs is not None:
                 check("torch's own result", (torchs, ()), (ran[0], ()), ROUGH)

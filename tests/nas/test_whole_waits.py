@@ -29,7 +29,8 @@ WAITS = "runs: its problems are being measured beside the program"
 @pytest.fixture
 def survey(monkeypatch):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
-    survey = SimpleNamespace(open=0, takes=lambda problem: False, stays={}, saved=[], runs=[], rests=[])
+    survey = SimpleNamespace(open=0, asked=0, takes=lambda problem: False, stays={})
+    survey.saved, survey.runs, survey.rests = [], [], []
     survey.pay = lambda saved, left: survey.saved.append((saved, left))
     survey.prepare, survey.withdraw = (lambda device: None), (lambda: False)
     monkeypatch.setattr(default().chooser, "survey", survey)
@@ -82,6 +83,24 @@ def test_it_is_captured_once_all_are_measured(survey, waiting):
     survey.open, before, paid = 0, tape.replayed, len(survey.saved)
     agree(plain, patched, 2)
     assert (len(survey.runs), tape.replayed - before, len(survey.saved)) == (3, 4, paid)
+
+
+def test_what_was_measured_within_the_run_is_waited_for_too(survey, monkeypatch):
+    plain, patched, _ = networks()
+    tried, runs = Capture._tried, []
+
+    def fast(self, *args):
+        found = tried(self, *args)
+        runs.append(PREFERENCE.get().finding)
+        survey.asked, survey.open = survey.asked + (len(runs) == 1), 0
+        return found
+
+    monkeypatch.setattr(Capture, "_tried", fast)
+    agree(plain, patched, Whole.settled)
+    assert nas.replays(patched)[""].startswith(WAITS)
+    agree(plain, patched, 1)
+    assert nas.replays(patched)[""].startswith("replays")
+    assert runs == [True, True]
 
 
 def test_where_few_are_unknown_they_are_measured_at_once(survey, monkeypatch):
