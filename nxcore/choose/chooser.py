@@ -358,9 +358,9 @@ def guess(choice: Choice) -> Choice:
 
 
 def promised(choice: Choice) -> Choice:
-    """Return a choice of torch's own as one of a kernel, for a run that finds what a capture asks for.
+    """Return a choice of torch's own as one of a kernel, for a run that finds what a capture requires.
 
-    Where torch serves an operator, modules run the parts that it consists of, and would ask for these.
+    Where torch serves an operator, modules run the parts that it consists of, which would be measured too.
     """
 
     def run(*args: Any) -> Any:  # another function than the reference, by which torch's choices are known

@@ -34,8 +34,8 @@ its time, and steps that fill an H100 1.17 times beside one that raced for a qua
 """
 
 PAYS, PAID_S = 0.2, 1.0
-"""What a call saves of the time since the one before that pays for a process without a budget, and for how
-many seconds: steps that fill a device take 1.17 times as long beside it, by the records of ``COST``.
+"""The share of the time between two calls which saves enough for a process without a budget, and for how many
+seconds it does. Steps that fill a device take 1.17 times as long beside it, by the records of ``COST``.
 """
 
 FEW = 8
@@ -84,8 +84,8 @@ class Survey:
 
     Attributes
     ----------
-    asked, open : int
-        How many problems it was asked for, and how many of them aren't measured yet.
+    taken, open : int
+        How many problems it has taken, and how many of them aren't measured yet.
     stays : dict
         Why torch serves problems of which no kernel could be raced.
     """
@@ -117,7 +117,7 @@ class Survey:
         self._before = now
 
     @property
-    def asked(self) -> int:
+    def taken(self) -> int:
         """See the class."""
         return len(self._asked)
 

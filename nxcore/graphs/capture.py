@@ -107,11 +107,11 @@ class Capture:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
-            measured, survey = Measured(), default().chooser.survey
-            asked = survey.asked
+            measured, survey, finding = Measured(), default().chooser.survey, PREFERENCE.get().finding
+            taken = survey.taken if finding else 0
             ran, grad = self._tried(module, held, recorder)
             # Those that were measured within the run too: its first plans are of what was known before.
-            if PREFERENCE.get().finding and (survey.open or survey.asked > asked):
+            if finding and (survey.open or survey.taken > taken):
                 raise UnmeasuredError("its problems are being measured beside the program")
             if torchs is not None:
                 check("torch's own result", (torchs, ()), (ran[0], ()), ROUGH)

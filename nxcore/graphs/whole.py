@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nxcore.context import NOTHING, PREFERENCE, in_force
 from nxcore.errors import CaptureError
 from nxcore.graphs.capture import Capture
-from nxcore.graphs.meanwhile import Meanwhile
+from nxcore.graphs.interim import Interim
 from nxcore.graphs.part import Part
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorder import Recorder, recorder_of
@@ -70,7 +70,7 @@ class Whole(Part):
         self.plainly: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._inside: list[nn.Module] | None = None
         self._plain: contextlib.AbstractContextManager[Any] | None = None
-        self._meanwhile: tuple[Any, Meanwhile] | None = None  # of the signature whose capture waits
+        self._interim: tuple[Any, Interim] | None = None  # of the signature whose capture waits
 
     def __deepcopy__(self, memo: Any) -> Whole:
         other = Whole(self.run, self._reads, self._record)
@@ -84,9 +84,9 @@ class Whole(Part):
     def state(self) -> str:
         """Whether its calls run or replay, and why."""
         found = super().state
-        if self._meanwhile is None or self._captures:
+        if self._interim is None or self._captures:
             return found
-        return f"{found}; torch's own kernels are replayed meanwhile: {self._meanwhile[1].state or 'not yet'}"
+        return f"{found}; torch's own kernels are replayed until then: {self._interim[1].state or 'not yet'}"
 
     @property
     def takes(self) -> bool:
@@ -162,7 +162,7 @@ class Whole(Part):
 
     def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Run the call, or replay torch's own kernels while its problems are measured; capture it after."""
-        held = self._meanwhile
+        held = self._interim
         if held is not None and self._waits and held[0] == key and default().learning:
             found = held[1].call(module, tensors)
             if found is not None:
@@ -176,11 +176,11 @@ class Whole(Part):
         patience = self._patience
         with young_alone():
             why = super()._capture(key, module, tensors, ran_s)
-        if not self._waits and self._meanwhile is not None:
-            self._meanwhile[1].end()
-            self._meanwhile = None
-        elif self._waits and self._patience < patience and self._meanwhile is None:
-            self._meanwhile = key, Meanwhile(self._by_torch)
+        if not self._waits and self._interim is not None:
+            self._interim[1].end()
+            self._interim = None
+        elif self._waits and self._patience < patience and self._interim is None:
+            self._interim = key, Interim(self._by_torch)
         return why
 
     def _by_torch(self, module: nn.Module, tensors: Sequence[Tensor]) -> Capture:

@@ -8,9 +8,9 @@ import torch
 
 from nxcore import nas
 from nxcore.context import PREFERENCE
-from nxcore.graphs import meanwhile
+from nxcore.graphs import interim
 from nxcore.graphs.capture import Capture
-from nxcore.graphs.meanwhile import STEP
+from nxcore.graphs.interim import STEP
 from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.session import default
@@ -29,12 +29,12 @@ WAITS = "runs: its problems are being measured beside the program"
 @pytest.fixture
 def survey(monkeypatch):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
-    survey = SimpleNamespace(open=0, asked=0, takes=lambda problem: False, stays={})
+    survey = SimpleNamespace(open=0, taken=0, takes=lambda problem: False, stays={})
     survey.saved, survey.runs, survey.rests = [], [], []
     survey.pay = lambda saved, left: survey.saved.append((saved, left))
     survey.prepare, survey.withdraw = (lambda device: None), (lambda: False)
     monkeypatch.setattr(default().chooser, "survey", survey)
-    monkeypatch.setattr(meanwhile, "time", SimpleNamespace(sleep=survey.rests.append))
+    monkeypatch.setattr(interim, "time", SimpleNamespace(sleep=survey.rests.append))
     tried = Capture._tried
 
     def asks(self, *args):
@@ -79,7 +79,7 @@ def test_it_is_captured_once_all_are_measured(survey, waiting):
     assert nas.replays(patched)[""].startswith("replays")
     part = vars(patched)[PART]
     assert not part._waits
-    assert part._meanwhile is None
+    assert part._interim is None
     survey.open, before, paid = 0, tape.replayed, len(survey.saved)
     agree(plain, patched, 2)
     assert (len(survey.runs), tape.replayed - before, len(survey.saved)) == (3, 4, paid)
@@ -92,7 +92,7 @@ def test_what_was_measured_within_the_run_is_waited_for_too(survey, monkeypatch)
     def fast(self, *args):
         found = tried(self, *args)
         runs.append(PREFERENCE.get().finding)
-        survey.asked, survey.open = survey.asked + (len(runs) == 1), 0
+        survey.taken, survey.open = survey.taken + (len(runs) == 1), 0
         return found
 
     monkeypatch.setattr(Capture, "_tried", fast)
@@ -109,16 +109,16 @@ def test_where_few_are_unknown_they_are_measured_at_once(survey, monkeypatch):
     agree(plain, patched, Whole.settled)
     assert nas.replays(patched)[""].startswith("replays")
     assert len(survey.runs) == 2
-    assert vars(patched)[PART]._meanwhile is None
+    assert vars(patched)[PART]._interim is None
     before = tape.replayed
     agree(plain, patched, 2)
     assert tape.replayed - before == 4
 
 
-def test_torchs_own_kernels_are_replayed_meanwhile(survey, waiting, monkeypatch):
+def test_torchs_own_kernels_are_replayed_until_then(survey, waiting, monkeypatch):
     plain, patched, tape = waiting
     agree(plain, patched, 1)
-    assert "torch's own kernels are replayed meanwhile: 1e+03 ms" in nas.replays(patched)[""]
+    assert "torch's own kernels are replayed until then: 1e+03 ms" in nas.replays(patched)[""]
     monkeypatch.setattr(MixedOp, "forward", lambda *_: pytest.fail("a replay launches what was recorded"))
     before, paid = tape.replayed, len(survey.saved)
     agree(plain, patched, 3)
@@ -153,7 +153,7 @@ def test_two_passes_before_a_gradient_run_the_second(survey, waiting):
 def test_where_that_is_not_possible_calls_run(survey, waiting, how, why, monkeypatch):
     plain, patched, tape = waiting
     if how == "full":
-        monkeypatch.setattr(meanwhile, "roomy", lambda device: False)
+        monkeypatch.setattr(interim, "roomy", lambda device: False)
     elif how == "slow":
         tape.slow = 0.01
     elif how == "fails":
@@ -180,5 +180,5 @@ def test_there_must_be_room_for_another_pool(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 << 30)
     for free, roomy in ((19, False), (20, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free << 30, 80 << 30))
-        assert meanwhile.roomy(torch.device("cuda")) is roomy
-    assert meanwhile.roomy(torch.device("cpu"))
+        assert interim.roomy(torch.device("cuda")) is roomy
+    assert interim.roomy(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Meanwhile: a network's calls by torch's own kernels, replayed until its problems are measured.
+"""Interim: a network's calls by torch's own kernels, replayed until its problems are measured.
 
 A search step waits for the host, so a replay of the kernels that torch launches takes less than half of its
 time. That pays for the process that measures beside the program.
@@ -29,7 +29,7 @@ the rest. It takes twice as long where the device is never left to it.
 """
 
 
-class Meanwhile:
+class Interim:
     """Replays one signature of a network's call by torch's own kernels.
 
     Parameters
