@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from torch.autograd import forward_ad
 import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.registry.discovery import PluginWarning, discover
+from tests import fresh
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, from make_dual
@@ -124,6 +123,5 @@ if __name__ == "__main__":
 
 
 def test_a_forked_worker_of_a_data_loader_is_served() -> None:
-    command = [sys.executable, "-c", LOADER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = fresh.run("-c", LOADER, timeout=200)
     assert done.stdout.strip().endswith("done"), done.stderr[-1500:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -24,6 +23,7 @@ from nxcore.plugin import Problem
 from nxcore.registry.registry import printed
 from nxcore.spec.device import pretend
 from nxcore.store.problems import moved
+from tests import fresh
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
 DRAWN = {spec.name: spec for spec in specs(parsed("gelu(x) * y + slope * z", {"slope": 0.5}), "drawn")}
@@ -102,8 +102,7 @@ def compiled(folder, *ops):
     root = str(Path(__file__).parents[2])
     env = os.environ | {"TRITON_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join([root, *sys.path])}
     env.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", COMPILE, str(folder), *ops]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=570, check=False)
+    ran = fresh.run("-c", COMPILE, folder, *ops, env=env, timeout=570)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import nxcore_triton
 import pytest
 
+from tests import fresh
+
 # Triton's interpreter compiles nothing, and these tests' process has it where there is no GPU.
 BUILD = """
 import json, os, sys
@@ -76,8 +78,7 @@ def alone(code, *args):
     root = str(Path(__file__).parents[2])
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     env["PYTHONPATH"] = os.pathsep.join([root, *sys.path])
-    command = [sys.executable, "-c", code, *map(str, args)]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=570, check=False)
+    ran = fresh.run("-c", code, *map(str, args), env=env, timeout=570)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
