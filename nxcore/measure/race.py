@@ -39,7 +39,7 @@ SAMPLES = ((1e-3, 5), (5e-3, 3))
 """The samples of a block: five of calls shorter than a millisecond, three of less than five, else one."""
 
 SPIN_S = 1e-3
-"""The most seconds for which a race beside the program lets the device spin at once: the program waits too."""
+"""The most seconds for which a race beside the program lets the device spin, while the program waits too."""
 
 
 @dataclass(frozen=True, slots=True)
