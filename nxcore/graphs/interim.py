@@ -23,7 +23,7 @@ from nxcore.spec.device import synchronize
 ROOM = 2.0
 """The device's free memory, relative to what the program holds, that permits a second pool of it."""
 
-STEP = 0.6
+STEP = 0.5
 """The time of a call relative to a run: of what a replay saves, the process that measures has the device for
 the rest. It takes twice as long where the device is never left to it.
 """

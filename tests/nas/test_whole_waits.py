@@ -10,7 +10,6 @@ from nxcore import nas
 from nxcore.context import PREFERENCE
 from nxcore.graphs import interim
 from nxcore.graphs.capture import Capture
-from nxcore.graphs.interim import STEP
 from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.session import default
@@ -22,7 +21,7 @@ __all__ = ["taken"]
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
 
-REST = 2.0 * STEP - 1.0  # a run takes 2 s here, and a replay 1 s
+REST = 2.0 * 0.6 - 1.0  # a step takes 0.6 of a run, which takes 2 s here, and a replay 1 s
 WAITS = "runs: its problems are being measured beside the program"
 
 
@@ -34,6 +33,7 @@ def survey(monkeypatch):
     survey.pay = lambda saved, left: survey.saved.append((saved, left))
     survey.prepare, survey.withdraw = (lambda device: None), (lambda: False)
     monkeypatch.setattr(default().chooser, "survey", survey)
+    monkeypatch.setattr(interim, "STEP", 0.6)
     monkeypatch.setattr(interim, "time", SimpleNamespace(sleep=survey.rests.append))
     tried = Capture._tried
 
