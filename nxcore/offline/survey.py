@@ -132,7 +132,9 @@ class Status:
         lines.append(f"problems: {'; '.join(told) or 'none met'}")
         if any(row.calls for row in self.rows):
             lines.append(f"saved: {self.saved_ms:.3g} ms a step, from the medians of single calls")
-        lines.append(f"this process: {self.tally.compilations} compilations, {self.tally.races} races")
+        counts = {"compilation": self.tally.compilations, "race": self.tally.races}
+        told = [f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items()]
+        lines.append(f"this process: {', '.join(told)}")
         return "\n".join([*lines, f"next: {self.next}"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.interop import native
 from nxcore.nn import modules
 from nxcore.offline import survey
+from nxcore.spec.tally import Tally
 from tests.null import fakes
 
 
@@ -52,6 +54,8 @@ def test_a_model_that_is_not_accelerated_is_told_to_be():
     assert not found.modules.replaced
     assert found.next == "nxcore.accelerate(model) lets nxcore's operators serve its modules"
     assert "0 modules are served" in str(found)
+    one = replace(found, tally=Tally(compilations=1, races=2))
+    assert "this process: 1 compilation, 2 races" in str(one)
 
 
 @pytest.mark.usefixtures("session")
