@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812  as torch's own documentation
 import nxcore
 from benchmarks.claims import emptied
 from benchmarks.native import ROUNDS, _both_ways, _round_us, looked_up, scaling
-from nxcore.interop import native, program
+from nxcore.interop import fresh, native
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -146,11 +146,11 @@ def many(device: str, backend: str) -> Iterator[Stage]:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Have plans that are recorded in this block allocate each gradient by itself."""
-    before, program.PART = program.PART, 0
+    before, fresh.PART = fresh.PART, 0
     try:
         yield
     finally:
-        program.PART = before
+        fresh.PART = before
 
 
 def graphed_us(call: Call, calls: int = 200) -> float:

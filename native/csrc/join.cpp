@@ -14,6 +14,7 @@
 
 #include "callable.h"
 #include "guard.h"
+#include "program.h"
 #include "types.h"
 
 namespace nxcore {
@@ -173,7 +174,9 @@ variable_list Node::apply(variable_list&& grads) {
       return PyErr_Format(PyExc_IndexError, "an order has too few constants");
     };
     const Ref args = filled(PyTuple_GET_ITEM(order.ptr(), 0), one);
+    const bool before = std::exchange(within_node, true);
     result = steal(args ? PyObject_CallObject(plan.backward.ptr(), args.ptr()) : nullptr);
+    within_node = before;
   } else {
     result = ask("gradients");
   }

@@ -1,7 +1,6 @@
 // Lookup: the base of an operator's class, which finds plans without running Python.
 #include <pybind11/stl.h>
 
-#include <exception>
 #include <string>
 
 #include "callable.h"
@@ -167,7 +166,6 @@ PyObject* drop_counts(PyObject* self, PyObject*) {
   Lookup::of(self).rare.clear();
   Py_RETURN_NONE;
 }
-
 PyObject* size(PyObject* self, PyObject*) { return PyLong_FromSize_t(Lookup::of(self).table.size()); }
 PyObject* get_near(PyObject* self, void*) {
   PyObject* near = Lookup::of(self).near.ptr();

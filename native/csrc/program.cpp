@@ -119,7 +119,7 @@ at::Tensor empty(const Program& program, const Fresh& fresh, const Call& call) {
 }  // namespace
 
 bool reads(const Program& program, PyObject* const* args, size_t count, Call& call) {
-  if (count < program.arguments.size()) return false;
+  if (count < program.arguments.size() || (program.together && !within_node)) return false;
   // A forked child may not use the parent's threads, and the function has a fixed idea of whether it has any.
   if (program.count && (program.process != getpid() || (at::get_num_threads() == 1) != program.alone)) return false;
   for (size_t i = 0; i < program.arguments.size(); ++i)
@@ -180,6 +180,7 @@ std::unique_ptr<Program> program_of(PyObject* given) {
     made->set_count = reinterpret_cast<void (*)(int)>(team[1]);
     made->most = static_cast<int>(team[2]);
   }
+  for (const Fresh& one : made->fresh) made->together |= std::get<3>(one).has_value();
   made->allocator = at::empty({0}, made->device).storage().allocator();
   made->context = reinterpret_cast<void*>(context);
   made->alone = at::get_num_threads() == 1;

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "python.h"
@@ -44,6 +43,9 @@ struct Step {
   std::string floats;              // 8 bytes each
 };
 
+// Whether a node of autograd runs in this thread: its gradients may be parts of one allocation.
+inline thread_local bool within_node = false;
+
 struct Program {
   std::vector<Argument> arguments;
   std::vector<Fresh> fresh;
@@ -53,6 +55,7 @@ struct Program {
   Ref results, keep;  // results: numbers of fresh tensors, tickets and views, and None, in tuples and lists
   at::Device device = at::kCPU;
   at::Allocator* allocator;  // torch's, which lives as long as the process
+  bool together = false;     // whether fresh tensors are parts of others, as a node's may be
   bool aligned;              // whether all arguments must lie at multiples of 16 bytes
   void* context = nullptr;   // of a GPU
   Driver driver = {};

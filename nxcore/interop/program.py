@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nxcore.errors import FOREIGN
 from nxcore.interop import internals
+from nxcore.interop.fresh import Fresh, apart, laid, number, place_of, span, together
 from nxcore.spec.launched import Launched, Noted, noted
 
 _log = logging.getLogger("nxcore")
@@ -46,33 +47,6 @@ TENSOR, MANY, EQUAL, ANY = "tmea"
 
 ITSELF = 2**32 - 1
 """The number that stands for a step's own block, among those of addresses."""
-
-
-PART = 2**20
-"""The most bytes of a gradient that is allocated together with others; torch's allocator splits blocks too."""
-
-APART = 512
-"""Parts of an allocation begin at multiples of so many bytes, as torch's allocations do."""
-
-
-class Fresh(NamedTuple):
-    """A tensor that a plan makes.
-
-    Attributes
-    ----------
-    dtype, sizes, strides
-        Its own.
-    whole : int, optional
-        The number of the tensor in whose memory it is; None for memory of its own.
-    place : int
-        Where it begins there, in elements.
-    """
-
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    whole: int | None = None
-    place: int = 0
 
 
 class Step(NamedTuple):
@@ -128,7 +102,10 @@ class Recorder:
         if self._left and _plain(args):
             self._left -= 1
             try:
-                self.direct.add(record(self._again(), args))
+                program = record(self._again(), args)
+                self.direct.add(program)  # with parts of an allocation, it fits the calls of a node alone
+                if any(one.whole is not None for one in program.fresh):
+                    self.direct.add(program._replace(fresh=apart(program.fresh)))
             except FOREIGN as why:  # whatever is wrong with a recording, calls go on without
                 _log.debug("%s isn't recorded: %s", self._call, why)
             else:
@@ -225,8 +202,8 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
             f"it makes {len(launches)} launches, and calls {', '.join(made.others) or 'nothing'}"
         )
     on_gpu = any(n.shape for n in launches)
-    together = _together(result, made.fresh) if on_gpu else []
-    made.fresh[:0] = [torch.empty(0) for _ in together]  # in place of the allocations
+    groups = together(result, made.fresh) if on_gpu else []
+    made.fresh[:0] = [torch.empty(0) for _ in groups]  # in place of the allocations
     places = _Places(tensors, made.fresh)
     tickets: list[int] = []
     steps = []
@@ -248,7 +225,7 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
     results = _form(result, made.fresh, views)
     return Program(
         arguments=tuple([_argument(arg, launches.weights) for arg in args]),
-        fresh=_laid(made.fresh, together),
+        fresh=laid(made.fresh, groups),
         tickets=tuple(tickets),
         steps=tuple(steps),
         views=tuple(views),
@@ -275,38 +252,6 @@ def _argument(value: Any, weights: Sequence[Tensor]) -> tuple[str, Any, bool]:
     return (EQUAL, value, False) if value is None or isinstance(value, (int, float)) else (ANY, None, False)
 
 
-def _together(result: Any, fresh: list[Tensor]) -> list[list[Tensor]]:
-    """Return tensors that a plan makes for one sequence in its result: the gradients of many candidates.
-
-    To allocate each takes the host longer than the launch. One allocation for all lives as long as any of
-    them, as with the gradients of torch's own ``stack``.
-    """
-    found = []
-    for items in result if isinstance(result, (tuple, list)) else ():
-        if isinstance(items, (tuple, list)):
-            numbers = {_number(item, fresh) for item in items if isinstance(item, Tensor)} - {None}
-            small = [t for i, t in enumerate(fresh) if i in numbers and 0 < _bytes(t) <= PART]
-            found += [small] if len(small) > 1 else []
-    return found
-
-
-def _bytes(tensor: Tensor) -> int:
-    begin, end = _span(tensor)
-    return end - begin
-
-
-def _laid(fresh: list[Tensor], together: list[list[Tensor]]) -> tuple[Fresh, ...]:
-    """Return how tensors are made, of which the first are the allocations of those that are made together."""
-    places, sizes = {}, [0] * len(together)
-    for whole, parts in enumerate(together):
-        for part in parts:
-            places[id(part)] = whole, sizes[whole] // part.element_size()
-            sizes[whole] += -(-_bytes(part) // APART) * APART
-    wholes = [Fresh(torch.uint8, (size,), (1,)) for size in sizes]
-    others = fresh[len(together) :]
-    return (*wholes, *[Fresh(t.dtype, tuple(t.shape), t.stride(), *places.get(id(t), ())) for t in others])
-
-
 class _Views(list[tuple[int, tuple[int, ...]]]):
     """Results that are views of an argument, of other sizes perhaps: its place and their sizes.
 
@@ -330,7 +275,7 @@ class _Views(list[tuple[int, tuple[int, ...]]]):
         for place, arg in enumerate(self._args):
             if not isinstance(arg, Tensor) or arg is result or arg.data_ptr() != result.data_ptr():
                 continue
-            if arg.numel() == result.numel() and _place(arg.view(result.shape)) == _place(result):
+            if arg.numel() == result.numel() and place_of(arg.view(result.shape)) == place_of(result):
                 self.append((place, tuple(result.shape)))
                 return self._first + len(self) - 1
         raise ValueError("a result is neither a whole tensor that the plan made nor a view of an argument")
@@ -342,18 +287,8 @@ def _form(result: Any, fresh: list[Tensor], views: _Views) -> Any:
         return type(result)(_form(r, fresh, views) for r in result)
     if result is None:
         return None
-    number = _number(result, fresh)
-    return views.number(result) if number is None else number
-
-
-def _number(result: Tensor, fresh: list[Tensor]) -> int | None:
-    """Return which of the tensors that a plan makes a result is: torch's modes may give it another object."""
-    same = (t is result or (t.numel() and _place(t) == _place(result)) for t in fresh)
-    return next((i for i, is_one in enumerate(same) if is_one), None)
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    at = number(result, fresh)
+    return views.number(result) if at is None else at
 
 
 class _Places:
@@ -361,23 +296,16 @@ class _Places:
 
     def __init__(self, tensors: list[Tensor], fresh: list[Tensor]) -> None:
         self._given = {t.data_ptr(): i for i, t in enumerate(tensors)}
-        self._spans = [(*_span(t), i) for i, t in enumerate([*tensors, *fresh])]
+        self.spans = [(*span(t), i) for i, t in enumerate([*tensors, *fresh])]
 
     def of(self, address: int) -> tuple[int, int] | None:
         """Return both, or None for memory of something else."""
         if address in self._given:
             return self._given[address], 0
-        found = [(i, address - begin) for begin, end, i in self._spans if begin <= address < end]
+        found = [(i, address - begin) for begin, end, i in self.spans if begin <= address < end]
         if len(found) > 1:
             raise ValueError("a launch gets the address of an element that several arguments share")
         return found[0] if found else None
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return where a tensor's elements begin and end."""
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size() if tensor.numel() else begin
 
 
 @functools.cache
