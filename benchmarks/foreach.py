@@ -14,6 +14,7 @@ On the emulator, ``--tiny`` runs small groups to show that the script works; its
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -149,11 +150,13 @@ def timed(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
     return found
 
 
-def row_of(group: Group, op: str, given: tuple[Any, ...], repeats: int) -> dict[str, Any]:
-    """Check and time a group: one by one, and in each configuration."""
+def row_of(
+    group: Group, op: str, given: tuple[Any, ...], repeats: int, most: int | None = None
+) -> dict[str, Any]:
+    """Check and time a group: one by one, and in each configuration, or in the first ones."""
     spec, module = nxcore.op(op).spec, MODULES[op]
     problem = Problem.of(spec, given)
-    tiles = list(module.sweep(problem))
+    tiles = list(itertools.islice(module.sweep(problem), most))
     with ThreadPoolExecutor() as pool:  # nvcc compiles in processes of its own
         plans = list(pool.map(lambda tile: module.plan(problem, tile), tiles))
     refused, calls = {}, {"one by one": one_by_one(given)}
@@ -193,7 +196,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="start no group after so many")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--groups", nargs="+", default=(), help="only those whose names begin so")
-    parser.add_argument("--tiny", action="store_true", help="small groups, to try the script")
+    parser.add_argument("--tiny", action="store_true", help="few and small, to try the script")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not given.tiny:
@@ -209,7 +212,7 @@ def main() -> None:
         for op, call in ((OP, args), (f"{OP}_backward", backward_of(args))):
             if time.monotonic() >= ends:
                 return
-            rows.append(row_of(group, op, call, given.repeats))
+            rows.append(row_of(group, op, call, given.repeats, 4 if given.tiny else None))
             print(line(rows[-1]), flush=True)
             # Written at once: a run that is ended keeps its rows.
             given.output.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
