@@ -90,9 +90,13 @@ LATER = (
     "tests/null/test_distributed.py::test_two_ranks_agree_on_the_firsts_choices",
     "tests/ops/test_surroundings.py::test_a_forked_worker_of_a_data_loader_is_served",
     "tests/outside/test_bad_input.py",
+    "tests/plugins/test_cuda_depthwise.py",
+    "tests/plugins/test_cuda_foreach.py",
     "tests/plugins/test_cuda_pools.py::test_tiles_agree",
     "tests/plugins/test_cuda_products.py::test_every_tile_of_split_factors_has_the_error_of_float32",
+    "tests/plugins/test_cuda_separable.py",
     "tests/plugins/test_cuda_strided.py",
+    "tests/plugins/test_numba_replay.py",
     "tests/plugins/test_replay.py::TestCuda::test_the_emulator_gets_the_same_launches",
 )
 """Files and tests of the rest: they start processes, train, compile, differentiate, search for leaks, or draw
