@@ -105,6 +105,24 @@ def present(value: T | None, name: str) -> T:
     return value
 
 
+def of_type(value: object, wanted: type[T], what: str, argument: str) -> T:
+    """Return an argument if it has the type that it must have.
+
+    Raises
+    ------
+    InvalidInputError
+        If it hasn't.
+
+    >>> nxcore.errors.of_type(3, torch.nn.Module, "a torch.nn.Module", "model")
+    Traceback (most recent call last):
+    nxcore.errors.InvalidInputError: model must be a torch.nn.Module, got 3, of type int
+    """
+    if not isinstance(value, wanted):
+        message = f"{argument} must be {what}, got {value!r}, of type {type(value).__name__}"
+        raise InvalidInputError(message, argument=argument)
+    return value
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or the list of known names."""
     names = sorted(known)

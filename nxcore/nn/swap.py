@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
+from nxcore.errors import of_type
 from nxcore.nn import activations, watching
 from nxcore.nn.exchange import MARK, RESTING, awake
 from nxcore.nn.linear import Linear
@@ -148,7 +149,7 @@ def restore(model: nn.Module) -> Swap:
 def standing(model: nn.Module) -> Swap:
     """Return the current state as a ``Swap``; ``replaced`` are the modules that run operators."""
     swap = Swap()
-    for name, module in model.named_modules():
+    for name, module in of_type(model, nn.Module, "a torch.nn.Module", "model").named_modules():
         if isinstance(module, Served):
             if why := module.reason:
                 swap.left[name] = why

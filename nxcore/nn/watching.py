@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from nxcore.errors import of_type
 from nxcore.nn import exchange
 from nxcore.nn.groups import Groups
 from nxcore.nn.steps import Steps
@@ -32,7 +33,7 @@ def watch(
 
 def unwatch(model: nn.Module) -> None:
     """End the watches over ``model`` and its modules; all modules are taken back."""
-    for module in model.modules():
+    for module in of_type(model, nn.Module, "a torch.nn.Module", "model").modules():
         held = exchange.watch_within(module)
         if isinstance(held, Steps):
             held.end()

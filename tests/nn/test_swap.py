@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 import nxcore
+import nxcore.nas
 from nxcore.nn.activations import NOT_WON
 from nxcore.nn.exchange import kind
 
@@ -184,3 +187,14 @@ def test_reasons_that_differ_in_numbers_alone_are_one_line() -> None:
     swap = nxcore.accelerate(convs)
     assert str(swap).splitlines()[-2:] == ["  left 3: not depthwise", "  left 1: no operator for ReLU6"]
     assert "in_channels 3 and out_channels 8" in swap.left["0"]
+
+
+@pytest.mark.parametrize("take", [nxcore.accelerate, nxcore.restore, nxcore.nas.patch, nxcore.nas.unpatch])
+def test_what_is_no_module_is_refused(take: Callable[[Any], object]) -> None:
+    with pytest.raises(nxcore.errors.InvalidInputError, match=r"model must be a torch\.nn\.Module, got 3,"):
+        take(3)
+
+
+def test_there_is_no_status_of_what_is_no_module() -> None:
+    with pytest.raises(nxcore.errors.InvalidInputError, match=r"model must be a torch\.nn\.Module, got 3,"):
+        nxcore.status(3)  # type: ignore[arg-type]  # that is the test
