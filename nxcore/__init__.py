@@ -140,7 +140,7 @@ def explain(name: Any, *args: Any, backend: str | None = None, decide: bool = Tr
         from nxcore.offline import models
 
         return models.explain(name, *args, **kwargs)
-    name = name if isinstance(name, str) else name.__name__
+    name = getattr(name, "__name__", name)  # of an operator
     return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import nxcore
 from nxcore import errors
 from nxcore.errors import NxcoreError, UnknownOperatorError, nearest, one_of
 
@@ -105,3 +107,9 @@ def test_a_message_lists_few_operators_and_no_hundred():
 def test_a_choice_is_listed_once():
     assert one_of("part", "qqq", ("a", "b")) == "part must be one of a, b, got 'qqq'"
     assert one_of("part", "numb", ("cuda", "numba")).endswith("got 'numb'; did you mean 'numba'?")
+
+
+def test_what_is_neither_an_operator_nor_a_model_is_not_explained():
+    with pytest.raises(UnknownOperatorError, match="no operator is named 3"):
+        nxcore.explain(3)
+    assert nxcore.explain(nxcore.op("add"), torch.ones(2), torch.ones(2)).problem.op == "add"
