@@ -1,6 +1,5 @@
 """A network waits for its capture while problems of it are measured beside the program; torch serves it."""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +12,9 @@ from nxcore.graphs.capture import Capture
 from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.session import default
-from tests.nas import darts
 from tests.nas.test_replays import agree, taped
 from tests.nas.test_whole import taken
+from tests.nas.test_whole_turns import fresh
 
 __all__ = ["taken"]
 
@@ -50,10 +49,7 @@ def survey(monkeypatch):
 
 def networks():
     """Return a plain network and a patched one, with its tape."""
-    torch.manual_seed(0)
-    plain = darts.Network().double()
-    patched = copy.deepcopy(plain)
-    nas.patch(patched, watch=False)
+    plain, patched = fresh()
     return plain, patched, taped(patched)
 
 

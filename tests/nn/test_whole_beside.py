@@ -12,10 +12,14 @@ from nxcore import session as sessions
 from nxcore.nn import exchange, modules, whole
 from nxcore.spec.tally import tally
 from tests.nn.tape import Tape
+from tests.nn.test_whole import agree
 from tests.null import fakes
 
 MET = 2
 """Calls before a capture."""
+
+SHAPE = (2, 4, 4, 4)
+"""That of the images of the network."""
 
 
 @pytest.fixture
@@ -48,15 +52,6 @@ def network():
     return nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False), norm, nn.Flatten(), nn.Linear(16, 3))
 
 
-def agree(ours, plain, steps):
-    for _ in range(steps):
-        x = torch.randn(2, 4, 4, 4)
-        for each in (ours, plain):
-            each.zero_grad()
-            each(x).square().sum().backward()
-        torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
-
-
 @pytest.mark.parametrize("policy", ["measure", "online"])
 def test_a_capture_races_nothing_and_is_made_again(survey, policy):
     plain = network()
@@ -64,15 +59,15 @@ def test_a_capture_races_nothing_and_is_made_again(survey, policy):
     nxcore.accelerate(ours, watch=False)
     before = tally().races
     with nxcore.policy(policy):
-        agree(ours, plain, MET)
+        agree(plain, ours, MET, SHAPE)
         part = exchange.watch_of(ours).whole
         assert part.state.startswith("replays")
         assert [p.op for p in survey.asked] == ["depthwise_conv2d"]
         ours[0](torch.randn(2, 4, 4, 4))
-        agree(ours, plain, 3)
+        agree(plain, ours, 3, SHAPE)
         first = next(iter(part._captures.values()))[0]
         survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
-        agree(ours, plain, 3)
+        agree(plain, ours, 3, SHAPE)
         assert part.captured == 1
         assert next(iter(part._captures.values()))[0] is not first
     assert tally().races == before
@@ -85,8 +80,8 @@ def test_without_a_process_beside_the_program_the_capture_races(survey):
     nxcore.accelerate(ours, watch=False)
     before = tally().races
     with nxcore.policy("measure"):
-        agree(ours, plain, MET - 1)
+        agree(plain, ours, MET - 1, SHAPE)
         assert tally().races == before
-        agree(ours, plain, 1)
+        agree(plain, ours, 1, SHAPE)
     assert tally().races > before
     assert not survey.asked

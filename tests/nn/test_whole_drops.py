@@ -10,6 +10,7 @@ from torch import nn
 import nxcore
 from nxcore.nn import exchange, whole
 from tests.nn.tape import Tape
+from tests.nn.test_whole import agree
 
 MET = 2
 """Calls before a capture."""
@@ -45,23 +46,13 @@ def model(monkeypatch):
         yield made, plain, tape, captures, returned
 
 
-def agree(model, plain, steps):
-    for _ in range(steps):
-        x = torch.randn(2, 3, 4, 4)
-        for each in (model, plain):
-            each.zero_grad()
-            each(x).square().sum().backward()
-        torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
-    torch.testing.assert_close(model.state_dict(), plain.state_dict())
-
-
 @pytest.mark.parametrize(("replayed_s", "kept"), [(2.0, False), (1.97, False), (1.9, True)])
 def test_a_replay_must_gain_two_percent_of_a_run(model, replayed_s, kept):
     ours, plain, tape, captures, returned = model
     tape.slow = (replayed_s - 1) * 1e-3  # a run takes 2 s here
-    agree(ours, plain, MET)
+    agree(plain, ours, MET)
     part, before = exchange.watch_of(ours).whole, tape.replayed
-    agree(ours, plain, 2)
+    agree(plain, ours, 2)
     assert part.captured == kept
     assert (tape.replayed > before) == kept
     assert part.pool == kept << 30
@@ -73,10 +64,10 @@ def test_a_replay_must_gain_two_percent_of_a_run(model, replayed_s, kept):
 
 def test_the_memory_of_replays_that_end_is_returned(model):
     ours, plain, _, captures, returned = model
-    agree(ours, plain, MET)
+    agree(plain, ours, MET)
     part = exchange.watch_of(ours).whole
     assert (part.captured, part.pool, returned) == (1, 1 << 30, [])
     part.end("the model's steps are faster without it")
     assert (part.pool, returned) == (0, [[None]])
-    agree(ours, plain, 2)
+    agree(plain, ours, 2)
     assert len(captures) == 1
