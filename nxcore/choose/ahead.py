@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 import torch
 
 from nxcore.choose.contenders import Contender
+from nxcore.choose.process import Answer
 from nxcore.choose.tuner import Tuner
-from nxcore.choose.workers import SEVERAL, Answer, Workers
+from nxcore.choose.workers import SEVERAL, Workers
 from nxcore.errors import FOREIGN
 from nxcore.observe.bar import Advance, told
 from nxcore.spec.compiling import UncompiledError, on_disk_alone

@@ -292,7 +292,7 @@ class Chooser:
         if policy == "measure":
             # Where no kernel accepts it there is nothing to measure, and no capture to be made again for it.
             beside = at_once and PREFERENCE.get().patient and self.survey.takes(problem)
-            if beside and self.tuner.accepting(problem):
+            if beside and self.tuner.accepting(problem) and not self.survey.spares():
                 self.survey.ask(problem)
                 self._beside.add(problem)
             if problem in self._beside and self.survey.takes(problem):  # until it has been measured there

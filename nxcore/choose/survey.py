@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from nxcore.choose.workers import Answer, Task, Workers
+from nxcore.choose.process import Answer, Task
+from nxcore.choose.turns import Turns
+from nxcore.choose.workers import Workers
 from nxcore.spec.problem import Problem
 from nxcore.store import transfer
 
@@ -38,8 +40,9 @@ PAYS, PAID_S = 0.2, 1.0
 seconds it does. Steps that fill a device take 1.17 times as long beside it, by the records of ``COST``.
 """
 
-FEW = 8
-"""The problems that are measured in a call sooner than a process is started for them."""
+FEW, LAST = 8, 24
+"""The problems that are measured in a call sooner than a process is started for them, and sooner than a run
+other than the first one is given up."""
 
 OFTEN = 0.75
 """The share of the time from which on a device counts as full."""
@@ -86,6 +89,10 @@ class Survey:
     ----------
     taken, open : int
         How many problems it has taken, and how many of them aren't measured yet.
+    spare : int
+        How many of the next problems a call is to measure itself.
+    turns : Turns
+        Gives the process the device, between calls that save time.
     stays : dict
         Why torch serves problems of which no kernel could be raced.
     """
@@ -97,6 +104,9 @@ class Survey:
         self.stays: dict[Problem, str] = {}
         self._prepared = False
         self._paid, self._before = -PAID_S, 0.0  # when that was, and the last call that saves time
+        self.turns, self.spare = Turns(lambda: self.paid), 0
+        if surveyor is not None:
+            surveyor.heard = self.turns.heard
 
     def keep_to(self, budget: Callable[[], Budget]) -> None:
         """Measure within a budget."""
@@ -110,7 +120,7 @@ class Survey:
         return time.monotonic() - self._paid < PAID_S
 
     def pay(self, saved: float, left: float = 0.0) -> None:
-        """Note a call that took so many seconds less than torch's own, and left the device for others."""
+        """Note a call that takes so many seconds less than torch's own, besides those of a turn."""
         now = time.monotonic()
         if saved >= PAYS * (now - self._before - left):
             self._paid = now
@@ -156,6 +166,11 @@ class Survey:
             "modes": modes(),
         }
         self._surveyor.give(problem, request, functools.partial(self._answered, problem), heat)
+
+    def spares(self) -> bool:
+        """Return whether a call is to measure another problem itself, and count that one."""
+        self.spare -= 1
+        return self.spare >= 0
 
     def withdraw(self) -> bool:
         """Take back the open problems if they are few and none was begun; return whether they are."""

@@ -26,7 +26,9 @@ from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.survey import adopt
 from nxcore.choose.tuner import Tuner
+from nxcore.choose.turns import Turn
 from nxcore.interop import native
+from nxcore.measure import race
 from nxcore.registry import made
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
@@ -161,18 +163,24 @@ def main() -> int:
         gate = Gate(registry, Store(settings.cache))
         gate.quarantine.work_for(os.getppid())
         tuner = Tuner(registry, gate, workers=workers.of(settings, "nxcore.choose.worker"))
-        tasks, surveyor = queue.SimpleQueue[str](), Surveyor(tuner)
+        tasks, surveyor = queue.SimpleQueue[Any](), Surveyor(tuner)
+        turn = Turn(lambda word: answers.write(json.dumps(word) + "\n"))
 
         def read() -> None:
             for line in sys.stdin:
-                tasks.put(line)
+                if isinstance(said := json.loads(line), str):
+                    turn.heard(said)
+                else:
+                    tasks.put(said)
             gate.quarantine.withdraw(os.getpid())  # to end in the middle of a step is no kernel's fault
             os._exit(0)
 
         threading.Thread(target=read, daemon=True).start()
         while True:
-            task = json.loads(tasks.get())
+            task = tasks.get()
             surveys = "modes" in task or "prepare" in task
+            if surveys:
+                race.ALONE = turn.alone
             clock: Callable[[], float] = time.monotonic if surveys else _spent_s
             began, before, why, stays = clock(), tally().compilations, "", ""
             raced = seconds()["timing"]

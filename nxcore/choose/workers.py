@@ -8,25 +8,21 @@ it. It ends when its standard input does, so it never outlives the program.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import select
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
+from nxcore.choose.process import Answer, Heard, Process, Task
 from nxcore.registry.made import plain
 from nxcore.settings import Settings
-from nxcore.spec import tally
 from nxcore.spec.device import properties
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
@@ -48,56 +44,6 @@ PATIENCE_S, IDLE_S = 600.0, 10.0
 LEAVING_S, POLL_S = 1.0, 0.05
 """Seconds that workers together have for the steps that they are in, and between looks at the program."""
 
-LAST_LINES = 3
-"""The lines of its standard error that are quoted where a worker fails."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of a task.
-
-    Attributes
-    ----------
-    why : str
-        Why there is no result on disk; empty if there is.
-    seconds : float
-        The processor time that it took; of a measurement the seconds.
-    compilations : int
-        How much was compiled.
-    stays : str
-        Why torch serves a problem that was to be measured: no kernel could be raced. Empty otherwise.
-    raced : float
-        Those of the seconds that a race took.
-    busy : float, optional
-        The share of the time in which the device was at work before; None where that isn't known.
-    """
-
-    why: str = ""
-    seconds: float = 0.0
-    compilations: int = 0
-    stays: str = ""
-    raced: float = 0.0
-    busy: float | None = None
-
-
-@dataclass(frozen=True)
-class Task:
-    """Work for a worker: to compile and verify a kernel for a problem, or to measure the problem.
-
-    Attributes
-    ----------
-    request : Mapping
-        The line that the worker reads.
-    answered : callable
-        Called with the answer, in the thread of the workers.
-    heat : float
-        The hottest is first.
-    """
-
-    request: Mapping[str, Any]
-    answered: Callable[[Answer], None]
-    heat: float = 0.0
-
 
 class Workers:
     """Starts workers where there are tasks, and ends them.
@@ -110,6 +56,11 @@ class Workers:
         The most workers at once.
     patience, idle, affords
         See ``PATIENCE_S`` and ``IDLE_S``; ``affords()`` is whether another task may begin now.
+
+    Attributes
+    ----------
+    heard : callable
+        Called with what a worker says besides its answers, as ``nxcore.choose.turns`` does.
     """
 
     def __init__(
@@ -124,9 +75,10 @@ class Workers:
     ) -> None:
         self._command, self._environment, self.most = tuple(command), dict(environment), most
         self._patience, self._idle_s, self.affords = patience, idle, affords
-        self._lock, self._tasks, self._workers = threading.Lock(), list[Task](), list[_Worker]()
+        self._lock, self._tasks, self._workers = threading.Lock(), list[Task](), list[Process]()
         self._last = time.monotonic()
         self.thread: threading.Thread | None = None
+        self.heard: Heard = lambda *_: None
 
     def ask(
         self,
@@ -188,7 +140,7 @@ class Workers:
                 waiting = {w.answers: w for w in self._workers}
                 ready, _, _ = select.select([*waiting], [], [], POLL_S)
                 for worker in (waiting[r] for r in ready):
-                    worker.read()
+                    worker.read(self.heard)
                 for worker in list(self._workers):
                     worker.check(self._patience)
                     if worker.over:
@@ -231,102 +183,12 @@ class Workers:
                 self._tasks.remove(task)
             if free is None:
                 try:
-                    free = _Worker(self._command, self._environment)
+                    free = Process(self._command, self._environment)
                 except OSError as error:
                     task.answered(Answer(f"no worker could be started: {error}"))
                     continue
                 self._workers.append(free)
             free.give(task)
-
-
-class _Worker:
-    """One process."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  it is closed with the process
-        try:
-            self._process = subprocess.Popen(
-                command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env=dict(environment),
-            )
-        except OSError:
-            self._errors.close()
-            raise
-        if self._process.stdin is None or self._process.stdout is None:
-            raise AssertionError("both are pipes")
-        self._tasks, self.answers = self._process.stdin, self._process.stdout
-        self.task: Task | None = None
-        self.over, self._text, self._since = False, b"", 0.0
-
-    def give(self, task: Task) -> None:
-        """Let it do a task."""
-        self.task, self._since = task, time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which its answers will tell
-            self._tasks.write(json.dumps(task.request).encode() + b"\n")
-
-    def read(self) -> None:
-        """Read what it answered, or that it has ended."""
-        found = os.read(self.answers.fileno(), 1 << 16)
-        self._text += found
-        if not found:
-            status = self._process.wait()
-            self._fail(f"the worker that compiled it ended with status {status}{self._last_words()}")
-        elif self._text.endswith(b"\n"):
-            answer = Answer(**json.loads(self._text.splitlines()[-1]))
-            self._text = b""
-            tally.compiled(answer.compilations)
-            self._tell(answer)
-
-    def check(self, patience: float) -> None:
-        """End it if it has taken too long."""
-        if self.task and not self.over and time.monotonic() - self._since > patience:
-            self._process.kill()
-            self._process.wait()
-            self._fail(f"the worker that compiled it gave no answer for {patience:.0f} s")
-
-    def leave(self) -> None:
-        """Have it end: at once, or after the step that it is in."""
-        self._tasks.close()
-
-    def end(self, by: float) -> None:
-        """End it, and wait for that until then."""
-        self.leave()
-        try:
-            self._process.wait(max(0.0, by - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close()
-
-    def disown(self) -> None:
-        """Close a forked child's ends of its pipes."""
-        self._process.returncode = 0  # it is no child of this process
-        self._tasks.close()
-        self._close()
-
-    def _fail(self, why: str) -> None:
-        self.over = True
-        self._tasks.close()
-        self._close()
-        self._tell(Answer(why))
-
-    def _tell(self, answer: Answer) -> None:
-        task, self.task = self.task, None
-        if task:
-            task.answered(answer)
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-        return f": {' | '.join(lines)}" if lines else ""
-
-    def _close(self) -> None:
-        self.answers.close()
-        self._errors.close()
 
 
 def cores() -> int:

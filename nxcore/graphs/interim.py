@@ -6,6 +6,7 @@ time. That pays for the process that measures beside the program.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.graphs.capture import Capture
-from nxcore.graphs.recorder import MAKING
+from nxcore.graphs.ledger import Ledger
+from nxcore.graphs.recorder import MAKING, Recorder
 from nxcore.graphs.replay import replay
 from nxcore.interop import autocast
 from nxcore.session import default
@@ -23,19 +25,51 @@ from nxcore.spec.device import synchronize
 ROOM = 2.0
 """The device's free memory, relative to what the program holds, that permits a second pool of it."""
 
-STEP = 0.5
-"""The time of a call relative to a run: of what a replay saves, the process that measures has the device for
-the rest. It takes twice as long where the device is never left to it.
-"""
+STEP = 0.8
+"""The time of steps, relative to torch's, up to which the process that measures has the device for races."""
+
+RACE_S = 0.5
+"""Seconds after which a call goes on though a race isn't over."""
+
+
+class ByTorch(Capture):
+    """The capture of a call that torch serves, in a program that knows how long its steps take.
+
+    Attributes
+    ----------
+    between : callable
+        Called before each backward pass.
+    """
+
+    between: Callable[[], object] = staticmethod(lambda: None)
+
+    def backward(self, grad: Tensor) -> list[Tensor | None]:
+        """Replay the backward graph."""
+        self.between()
+        return super().backward(grad)
+
+    def _times(
+        self,
+        recorder: Recorder,
+        _run_once: Callable[[], object],
+        replay_once: Callable[[], object],
+        least_ms: float,
+    ) -> list[float]:
+        """Return the times of a step and of a replay, in ms: no run is timed."""
+        return [least_ms, 1e3 * recorder.seconds(functools.partial(recorder.aside, replay_once))]
 
 
 class Interim:
     """Replays one signature of a network's call by torch's own kernels.
 
+    The process that measures beside the program has the device for its races, before a pass that isn't begun.
+
     Parameters
     ----------
     make : callable
         Returns the capture of a call that torch serves; of a module and its tensors.
+    ledger : Ledger
+        The time of the steps, which knows that of torch's own.
 
     Attributes
     ----------
@@ -43,21 +77,25 @@ class Interim:
         What it replays, or why it doesn't; empty before the first call.
     """
 
-    def __init__(self, make: Callable[[nn.Module, Sequence[Tensor]], Capture]) -> None:
-        self._make, self._over = make, False
-        self._capture: Capture | None = None
+    def __init__(self, make: Callable[[nn.Module, Sequence[Tensor]], ByTorch], ledger: Ledger) -> None:
+        self._make, self._ledger, self._over = make, ledger, False
+        self._capture: ByTorch | None = None
+        self._before = (0, 0.0)  # the steps until the first replay, and their seconds
+        self._left = 0.0  # seconds of the present step
         self.state = ""
+
+    @property
+    def replays(self) -> bool:
+        """Whether calls are replayed."""
+        return self._capture is not None
 
     def call(self, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Return the result of a replay; None if the call must run."""
         capture = self._capture or self._made(module, tensors)
         if capture is None:
             return None
-        survey, ran, replayed = default().chooser.survey, capture.ran_ms / 1e3, capture.replayed_ms / 1e3
-        rest = max(0.0, STEP * ran - replayed)
-        if rest:
-            synchronize(tensors[0].device)
-            time.sleep(rest)
+        self._leave(tensors[0].device)
+        left, self._left = self._left, 0.0
         with capture.lock:
             if not capture.may_begin():
                 return None
@@ -67,8 +105,18 @@ class Interim:
                 return None
             found = replay(capture, module, *tensors, *capture.inside.parameters)
         if found is not None:
-            survey.pay(ran - replayed - rest, rest)
+            default().chooser.survey.pay((capture.ran_ms - capture.replayed_ms) / 1e3, left)
         return found
+
+    def _leave(self, device: torch.device) -> None:
+        """Leave the device to the process if it asks, and steps aren't slow for that."""
+        turns, ledger = default().chooser.survey.turns, self._ledger
+        if not turns.asked:
+            return
+        steps, seconds = ledger.steps + 1 - self._before[0], ledger.elapsed_s - self._before[1]
+        if seconds <= STEP * ledger.plain_s * steps:
+            synchronize(device)
+            self._left += turns.give(RACE_S)
 
     def end(self, why: str = "it is over") -> None:
         """Replay no more, and free the memory."""
@@ -76,10 +124,11 @@ class Interim:
         if held and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _made(self, module: nn.Module, tensors: Sequence[Tensor]) -> Capture | None:
+    def _made(self, module: nn.Module, tensors: Sequence[Tensor]) -> ByTorch | None:
         """Make the capture at the first call; a call that can't be captured is never tried again."""
         if self._over or not MAKING.acquire(blocking=False):
             return None
+        began = time.perf_counter()
         try:
             if not roomy(tensors[0].device):
                 self.end("the device has too little free memory")
@@ -90,11 +139,14 @@ class Interim:
             self.end(f"{type(error).__name__}: {error}")
             return None
         finally:
+            self._ledger.add(time.perf_counter() - began)
             MAKING.release()
         if made.gain <= 1:
             self.end(f"replaying is no faster: {made.figures}")
             return None
+        made.between = functools.partial(self._leave, tensors[0].device)
         self._capture, self.state = made, made.figures
+        self._before = self._ledger.steps + 1, self._ledger.elapsed_s
         return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from nxcore.context import NOTHING, PREFERENCE, in_force
 from nxcore.errors import CaptureError
 from nxcore.graphs.capture import Capture
-from nxcore.graphs.interim import Interim
+from nxcore.graphs.interim import ByTorch, Interim
+from nxcore.graphs.ledger import Ledger
 from nxcore.graphs.part import Part
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorder import Recorder, recorder_of
@@ -24,6 +26,12 @@ from nxcore.session import default
 
 ROOM = 1.0
 """The free memory that a backward pass and a capture may need, relative to what a forward pass took."""
+
+COMES = 4.0
+"""What a capture costs a program besides its steps, relative to its first run, which only finds problems."""
+
+LONGEST_S = 45.0
+"""Seconds of steps after which a network waits no longer for what its replays save."""
 
 
 class Whole(Part):
@@ -71,6 +79,7 @@ class Whole(Part):
         self._inside: list[nn.Module] | None = None
         self._plain: contextlib.AbstractContextManager[Any] | None = None
         self._interim: tuple[Any, Interim] | None = None  # of the signature whose capture waits
+        self._ledger, self._tried_s = Ledger(), 0.0
 
     def __deepcopy__(self, memo: Any) -> Whole:
         other = Whole(self.run, self._reads, self._record)
@@ -161,29 +170,49 @@ class Whole(Part):
         return self._plain
 
     def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
-        """Run the call, or replay torch's own kernels while its problems are measured; capture it after."""
+        """Run the call, or replay torch's own kernels while its problems are measured; capture it after.
+
+        That is once the replays have saved what the captures cost.
+        """
+        self._ledger.begins()
         held = self._interim
-        if held is not None and self._waits and held[0] == key and default().learning:
-            found = held[1].call(module, tensors)
+        if held is not None and self._waits and held[0] == key and (default().learning or self._owes()):
+            found = None
+            if self._ledger.plain_s:
+                found = held[1].call(module, tensors)
+            else:
+                self._ledger.plainly()
             if found is not None:
                 met, first = self._met.get(key, (0, self._calls))
                 self._met[key] = met + 1, first
                 return found
         return super()._meet(key, module, tensors)
 
+    def _owes(self) -> bool:
+        """Return whether a capture would cost more than its steps have saved, and replays save more."""
+        ledger = self._ledger
+        replays = self._interim is not None and self._interim[1].replays
+        return replays and ledger.spent_s < LONGEST_S and ledger.owes(COMES * self._tried_s)
+
+    def _due(self, met: int) -> bool:
+        return super()._due(met) and not (self._waits and self._owes())
+
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
         """Capture a call. Where that waits for a process beside the program, torch's kernels are replayed."""
-        patience = self._patience
+        patience, began = self._patience, time.perf_counter()
         with young_alone():
             why = super()._capture(key, module, tensors, ran_s)
+        took = time.perf_counter() - began
+        self._tried_s = self._tried_s or took
+        self._ledger.add(took)
         if not self._waits and self._interim is not None:
             self._interim[1].end()
             self._interim = None
         elif self._waits and self._patience < patience and self._interim is None:
-            self._interim = key, Interim(self._by_torch)
+            self._interim = key, Interim(self._by_torch, self._ledger)
         return why
 
-    def _by_torch(self, module: nn.Module, tensors: Sequence[Tensor]) -> Capture:
+    def _by_torch(self, module: nn.Module, tensors: Sequence[Tensor]) -> ByTorch:
         """Return the capture of a call that runs as those do which wait."""
         recorder = self._record(tensors[0].device)
         if recorder is None:
@@ -193,7 +222,7 @@ class Whole(Part):
             with in_force(later=True), self._plain_of(module):
                 return self.run(module, *tensors)
 
-        return Capture(run, module, tensors, recorder, self._reads(module))
+        return ByTorch(run, module, tensors, recorder, self._reads(module), self._ledger.plain_s)
 
     def _standing(self, key: Any) -> Capture | None:
         captures = self._captures.get(key)

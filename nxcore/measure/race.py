@@ -6,6 +6,7 @@ the median of its samples. The harness knows no registry and no choice: the call
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import random
@@ -22,6 +23,9 @@ from nxcore.measure.collection import no_collection
 from nxcore.measure.timing import REGIMES, Timing, duration
 from nxcore.spec import tally
 from nxcore.spec.device import current, synchronize
+
+ALONE: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+"""What a race is within; in a process that measures beside the program, a turn on the device."""
 
 Clock = Callable[[], int]
 Settled = Callable[[Mapping[str, Timing]], bool]
@@ -172,7 +176,6 @@ def race(
     if device.type == "cuda":
         run_block = functools.partial(_cuda_block, device, host_s=effort.host_s, spin_s=effort.spin_s)
     order, dice = list(lanes), random.Random(seed)
-    started = clock()
 
     def attempt(label: str, step: Callable[[str, _Lane], None]) -> None:
         try:
@@ -189,7 +192,8 @@ def race(
         if suspect and device.type == "cuda" and label != first and label not in rivals:
             _require_current_stream(lane, device, clock)
 
-    with tally.spent("timing"), no_collection(), current(device):
+    with ALONE(), tally.spent("timing"), no_collection(), current(device):
+        started = clock()
         for label in calls:
             attempt(label, prepare)
         if again:

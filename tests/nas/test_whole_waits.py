@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from nxcore import nas
+from nxcore.choose.survey import LAST
 from nxcore.context import PREFERENCE
-from nxcore.graphs import interim
+from nxcore.graphs import interim, whole
 from nxcore.graphs.capture import Capture
+from nxcore.graphs.ledger import PLAIN, Ledger
 from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.session import default
@@ -20,20 +22,36 @@ __all__ = ["taken"]
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
 
-REST = 2.0 * 0.6 - 1.0  # a step takes 0.6 of a run, which takes 2 s here, and a replay 1 s
+PLAIN_S = 2.0  # what a step of torch takes here; a replay takes 1 s
 WAITS = "runs: its problems are being measured beside the program"
+
+
+class Steps(Ledger):
+    """A ledger whose steps take as long as is said."""
+
+    each = PLAIN_S
+
+    def __init__(self):
+        self.now = 0.0
+        super().__init__(lambda: self.now)
+
+    def begins(self):
+        """Let a step pass."""
+        self.now += self.each
+        super().begins()
 
 
 @pytest.fixture
 def survey(monkeypatch):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
     survey = SimpleNamespace(open=0, taken=0, takes=lambda problem: False, stays={})
-    survey.saved, survey.runs, survey.rests = [], [], []
+    survey.saved, survey.runs, survey.given, survey.spare = [], [], [], 0
     survey.pay = lambda saved, left: survey.saved.append((saved, left))
+    survey.turns = SimpleNamespace(asked=False, give=lambda most: survey.given.append(most) or 0.25)
     survey.prepare, survey.withdraw = (lambda device: None), (lambda: False)
     monkeypatch.setattr(default().chooser, "survey", survey)
-    monkeypatch.setattr(interim, "STEP", 0.6)
-    monkeypatch.setattr(interim, "time", SimpleNamespace(sleep=survey.rests.append))
+    monkeypatch.setattr(whole, "Ledger", Steps)
+    monkeypatch.setattr(whole, "COMES", 0.0)
     tried = Capture._tried
 
     def asks(self, *args):
@@ -66,10 +84,10 @@ def test_it_is_captured_once_all_are_measured(survey, waiting):
     assert nas.replays(patched)[""].startswith(WAITS)
     assert len(survey.runs) == 1
     agree(plain, patched, 3)
-    assert len(survey.runs) == 1, "no call tries while they are"
+    assert (len(survey.runs), survey.spare) == (1, 0), "no call tries while they are"
     survey.open = 0
     agree(plain, patched, 2)
-    assert len(survey.runs) == 2, "what the first run's problems have led to is waited for"
+    assert (len(survey.runs), survey.spare) == (2, LAST), "what is more than a few is waited for again"
     survey.open = 0
     agree(plain, patched, 1)  # what these have led to is measured in the third run
     assert nas.replays(patched)[""].startswith("replays")
@@ -113,19 +131,50 @@ def test_where_few_are_unknown_they_are_measured_at_once(survey, monkeypatch):
 
 def test_torchs_own_kernels_are_replayed_until_then(survey, waiting, monkeypatch):
     plain, patched, tape = waiting
+    agree(plain, patched, PLAIN)
+    assert nas.replays(patched)[""].endswith("are replayed until then: not yet"), "steps of torch are timed"
     agree(plain, patched, 1)
     assert "torch's own kernels are replayed until then: 1e+03 ms" in nas.replays(patched)[""]
     monkeypatch.setattr(MixedOp, "forward", lambda *_: pytest.fail("a replay launches what was recorded"))
     before, paid = tape.replayed, len(survey.saved)
     agree(plain, patched, 3)
     assert (tape.captured, tape.replayed - before) == (2, 3 * 2)
-    assert survey.saved[paid:] == [(1.0 - REST, REST)] * 3
-    assert survey.rests[-3:] == [REST] * 3, "the device is left to the process"
+    assert survey.saved[paid:] == [(PLAIN_S - 1.0, 0.0)] * 3
+
+
+def test_the_process_has_the_device_before_each_pass_if_steps_are_not_slow_for_that(survey, waiting):
+    plain, patched, _ = waiting
+    agree(plain, patched, PLAIN + 1)
+    survey.turns.asked, ledger = True, vars(patched)[PART]._ledger
+    agree(plain, patched, 1)
+    assert survey.given == [], "that step took as long as torch's"
+    ledger.each = 0.5 * PLAIN_S
+    agree(plain, patched, 2)
+    assert survey.given == [interim.RACE_S] * 4, "before each pass, as the mean step takes 0.75"
+    assert survey.saved[-1] == (PLAIN_S - 1.0, 0.5), "what was left isn't counted against the replay"
+
+
+@pytest.mark.parametrize(("spent", "captured"), [(False, False), (True, True)])
+def test_a_capture_waits_until_its_cost_is_saved(survey, waiting, spent, captured, monkeypatch):
+    plain, patched, _ = waiting
+    agree(plain, patched, PLAIN + 1)
+    part, survey.open = vars(patched)[PART], 0
+    ledger, part._tried_s, part._patience = part._ledger, 1.0, 0
+    ledger.each = 0.5 * PLAIN_S
+    monkeypatch.setattr(whole, "COMES", 3.0)
+    monkeypatch.setattr(whole, "LONGEST_S", 0.0 if spent else 45.0)
+    before = len(survey.saved)
+    agree(plain, patched, 1)
+    assert nas.replays(patched)[""].startswith("replays") is captured
+    if not captured:
+        agree(plain, patched, 2)
+        assert len(survey.saved) - before == 2, "the third saves what lacks"
+        assert nas.replays(patched)[""].startswith("replays")
 
 
 def test_two_passes_before_a_gradient_run_the_second(survey, waiting):
     plain, patched, tape = waiting
-    agree(plain, patched, 1)
+    agree(plain, patched, PLAIN + 1)
     before, found = tape.replayed, []
     x = torch.randn(2, 3, 8, 8).double()
     for net in (plain, patched):
@@ -151,10 +200,11 @@ def test_where_that_is_not_possible_calls_run(survey, waiting, how, why, monkeyp
     if how == "full":
         monkeypatch.setattr(interim, "roomy", lambda device: False)
     elif how == "slow":
-        tape.slow = 0.01
+        tape.slow = 0.002
     elif how == "fails":
         monkeypatch.setattr(Capture, "_of_whole", lambda *_: raises(RuntimeError("no")))
-    else:
+    agree(plain, patched, PLAIN)
+    if how == "changed":
         agree(plain, patched, 1)
         for net in (plain, patched):
             norm = net.cells[0].preprocess1.op[2]
@@ -164,7 +214,7 @@ def test_where_that_is_not_possible_calls_run(survey, waiting, how, why, monkeyp
     agree(plain, patched, 2)
     assert tape.replayed == before
     assert why in nas.replays(patched)[""]
-    assert survey.saved == ([(1.0 - REST, REST)] if how == "changed" else [])
+    assert survey.saved == ([(PLAIN_S - 1.0, 0.0)] if how == "changed" else [])
 
 
 def raises(error):

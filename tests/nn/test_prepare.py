@@ -10,7 +10,7 @@ from torch import nn
 
 import nxcore
 from nxcore.choose import ahead
-from nxcore.choose.workers import Answer
+from nxcore.choose.process import Answer
 from nxcore.nn.prepare import prepared, step
 from nxcore.session import default
 

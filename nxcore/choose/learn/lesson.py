@@ -22,7 +22,8 @@ from nxcore.choose.contenders import (
     yardstick,
 )
 from nxcore.choose.learn.exploration import Check, Exploration
-from nxcore.choose.workers import BESIDE, SEVERAL, Answer, Workers
+from nxcore.choose.process import Answer
+from nxcore.choose.workers import BESIDE, SEVERAL, Workers
 from nxcore.context import KernelWarning
 from nxcore.errors import present
 from nxcore.measure.decision import Candidate, Decision, settled

@@ -14,9 +14,9 @@ from nxcore.choose.ahead import compiled, steps
 from nxcore.choose.contenders import Contender
 from nxcore.choose.learn import lesson as lessons
 from nxcore.choose.learn.lesson import UNKNOWN_S, VERIFIED_S, Lesson
+from nxcore.choose.process import Answer
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.worker import done
-from nxcore.choose.workers import Answer
 from nxcore.measure.decision import Candidate
 from nxcore.spec.compiling import UncompiledError, compiling
 from nxcore.spec.problem import Problem

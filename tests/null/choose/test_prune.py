@@ -8,8 +8,8 @@ import functools
 import pytest
 import torch
 
+from nxcore.choose.process import Answer
 from nxcore.choose.shortlist import shortlisted
-from nxcore.choose.workers import Answer
 from nxcore.measure import race as racing
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.offline import ahead

@@ -14,8 +14,8 @@ import torch
 
 from nxcore.call import serving
 from nxcore.choose import survey, worker, workers
+from nxcore.choose.process import Answer, Task
 from nxcore.choose.survey import COST, FULL, IDLE, Survey
-from nxcore.choose.workers import Answer
 from nxcore.context import in_force
 from nxcore.measure import race as racing
 from nxcore.settings import Settings
@@ -207,7 +207,7 @@ def test_the_process_prepares_and_answers(tmp_path):
     found = workers.Workers(
         (sys.executable, "-P", "-m", "nxcore.choose.worker"), workers.environment(settings), 1, idle=0.1
     )
-    found.add(workers.Task({"prepare": 0}, lambda answer: (answers.append(answer), done.set())))
+    found.add(Task({"prepare": 0}, lambda answer: (answers.append(answer), done.set())))
     assert done.wait(120)
     assert (answers[0].why, answers[0].compilations) == ("", 0)
     assert answers[0].seconds < 60
@@ -324,6 +324,16 @@ def test_who_does_not_come_back_measures_at_once(tmp_path):
         session.op("add")(X, X)
     assert process.tasks == []
     assert runs[-1] == "fast"
+
+
+def test_a_run_measures_as_many_itself_as_it_is_told(tmp_path):
+    session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
+    session.chooser.survey.spare = 1
+    with in_force(at_once=True, patient=True, finding=True):
+        session.op("add")(X, X)
+        assert (process.tasks, runs[-1]) == ([], "fast")
+        session.op("add")(X[:1], X[:1])
+    assert (len(process.tasks), session.chooser.survey.open) == (1, 1)
 
 
 def test_a_measuring_process_has_the_gpus_and_workers(monkeypatch, tmp_path):

@@ -17,7 +17,8 @@ import torch
 
 from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, uncompiled
-from nxcore.choose.workers import BESIDE, Answer, Workers
+from nxcore.choose.process import Answer
+from nxcore.choose.workers import BESIDE, Workers
 from nxcore.interop import native
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling

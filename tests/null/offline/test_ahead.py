@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from nxcore import session as sessions
 from nxcore.choose import pairs
 from nxcore.choose.contenders import AGAIN
+from nxcore.choose.process import Answer
 from nxcore.choose.prune import Pruner
 from nxcore.choose.shortlist import Shortlist
 from nxcore.choose.tuner import Tuner
-from nxcore.choose.workers import Answer
 from nxcore.cli import app, tune
 from nxcore.cli.tune import INTERRUPTED
 from nxcore.errors import InvalidInputError, UnknownOperatorError

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nxcore.choose import ahead
+from nxcore.choose.process import Answer
 from nxcore.choose.shortlist import Shortlist
 from nxcore.choose.tuner import Tuner
-from nxcore.choose.workers import Answer
 from nxcore.offline import turns
 from nxcore.offline.turns import Turn, Turns
 from nxcore.spec import tally

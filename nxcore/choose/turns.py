@@ -1,0 +1,94 @@
+"""Turns: a device that the program and the process which measures beside it have one after the other.
+
+A race beside the program's work takes twice as long, and so does that work. The process says so before a
+race; the program leaves it the device between two replays, and goes on when the race is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+ASKS, GO, OVER = "asks", "go", "over"
+"""What the process says before a race, what the program answers, and what the process says after it."""
+
+PATIENCE_S = 0.3
+"""Seconds after which the process races beside the program, which may do anything else between two steps."""
+
+Say = Callable[[str], object]
+
+
+class Turns:
+    """The program's side.
+
+    Parameters
+    ----------
+    taken : callable
+        Whether the program's calls give turns now. Where they don't, the process has its answer at once.
+    """
+
+    def __init__(self, taken: Callable[[], bool]) -> None:
+        self._taken, self._over = taken, threading.Event()
+        self._answer: Say | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the process waits for the device."""
+        return self._answer is not None
+
+    def heard(self, word: str, answer: Say) -> None:
+        """Note what the process says; ``answer`` tells it something. Calls are in other threads."""
+        if word == OVER:
+            self._answer = None
+            self._over.set()
+        elif self._taken():
+            self._over.clear()
+            self._answer = answer
+        else:
+            answer(GO)
+
+    def give(self, most_s: float) -> float:
+        """Leave the device to the process until its race is over; return the seconds that this took.
+
+        That is at most ``most_s``, and none where the process doesn't ask.
+        """
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return 0.0
+        began = time.monotonic()
+        answer(GO)
+        self._over.wait(most_s)
+        return time.monotonic() - began
+
+
+class Turn:
+    """The side of the process.
+
+    Parameters
+    ----------
+    say : callable
+        Tells the program something.
+    patience : float
+        See ``PATIENCE_S``.
+    """
+
+    def __init__(self, say: Say, patience: float = PATIENCE_S) -> None:
+        self._say, self._patience, self._go = say, patience, threading.Event()
+
+    def heard(self, word: str) -> None:
+        """Note what the program says, in the thread that reads it."""
+        if word == GO:
+            self._go.set()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the device within the block, as far as the program gives it."""
+        self._go.clear()
+        self._say(ASKS)
+        self._go.wait(self._patience)
+        try:
+            yield
+        finally:
+            self._say(OVER)
