@@ -82,7 +82,7 @@ class Late:
         self._waiting, self._running, self._counts = [], {}, []
         with torch.no_grad():
             for momentum, (own, batch) in running.items():
-                torch._foreach_lerp_(own, batch, momentum)
+                torch._foreach_lerp_([t.data for t in own], batch, momentum)  # unseen, as in ``track``
             if counts:
                 torch._foreach_add_(counts, 1)
 

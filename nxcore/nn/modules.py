@@ -184,8 +184,9 @@ def track(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
     if waiting is not None:
         waiting.add(norm, mean, var, norm.momentum or 0.0)
         return
-    # Both in one launch. Neither has a gradient, so autograd records nothing.
-    torch._foreach_lerp_([running_mean, running_var], [mean, var], norm.momentum or 0.0)
+    # Both in one launch. A call that torch served has saved them, and its backward pass, which reads neither,
+    # would take the update for an error. Torch's own kernel updates them unseen too.
+    torch._foreach_lerp_([running_mean.data, running_var.data], [mean, var], norm.momentum or 0.0)
     if (batches := buffers.get("num_batches_tracked")) is not None:
         batches.add_(1)
 

@@ -75,7 +75,7 @@ def step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | No
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:
-                    buffer.copy_(before)
+                    buffer.data.copy_(before)  # unseen by a backward pass that is still to come
 
 
 def _flat(value: Any) -> tuple[Any, ...]:

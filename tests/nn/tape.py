@@ -24,6 +24,8 @@ class _Notes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if "empty" not in func.__name__:  # no work
             self.lines.append((func, args, kwargs or {}, out))
+        elif _holds(out) and not out.is_floating_point():
+            out.zero_()  # a capture on a device reads no memory: what is an index would be out of range here
         self._others |= {_memory(t) for t in tree_leaves((args, kwargs)) if _holds(t)} - {*self.made}
         self.made |= {_memory(t): t for t in tree_leaves(out) if _holds(t) and _memory(t) not in self._others}
         return out

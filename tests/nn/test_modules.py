@@ -117,6 +117,20 @@ def test_running_statistics_are_torchs(what: str, ran: list[str], device: torch.
     assert not ran
 
 
+def test_statistics_change_unseen_by_an_earlier_call_that_torch_served(
+    ran: list[str], device: torch.device
+) -> None:
+    """Torch's own call saves the statistics, though its backward pass doesn't read them."""
+    torchs, ours = (of.BatchNorm2d(4).to(device) for of in (nn, nxcore.nn))
+    x = torch.randn(3, 4, 5, 6, device=device)
+    for norm in (torchs, ours):
+        first = nn.BatchNorm2d.forward(norm, x)
+        assert not ran
+        (first * norm(2 * x)).sum().backward()  # the loss of two images, or of a real and a made one
+    assert "batch_norm" in ran
+    torch.testing.assert_close(ours.weight.grad, torchs.weight.grad)
+
+
 @pytest.mark.parametrize("name", ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "SiLU"])
 def test_an_activation_in_place_is_torchs(name: str, ran: list[str]) -> None:
     torchs, x = getattr(nn, name)(inplace=True), torch.randn(2, 3)

@@ -52,6 +52,14 @@ def test_updates_wait_for_the_end_and_have_the_same_bits(pair):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+def test_updates_are_unseen_by_an_earlier_call_that_torch_served(pair):
+    norm = pair[1][0]
+    first = norm(torch.randn(2, 3, 4, 4))  # torch's own, which saves the statistics
+    with late():
+        track(norm, *batch(norm, 0))
+    first.sum().backward()
+
+
 READS = {
     "attribute": lambda norm: norm.running_mean,
     "state": lambda norm: norm.state_dict()["running_mean"],
