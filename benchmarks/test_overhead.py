@@ -31,6 +31,8 @@ REFERENCE_FUNCTION_US = 4.0
 GRADIENT_US = 5.0
 CALL_US, TENSOR_US = 1.0, 0.35
 ROUNDS, CALLS = 40, 2_000
+LONGER = 200
+"""Calls of a round of those that take microseconds: a round of a millisecond is rarely interrupted."""
 
 
 def nothing(*args: Any) -> Any:
@@ -58,12 +60,12 @@ def _round_us(call: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter_ns() - started) / calls * 1e-3
 
 
-def _least_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the minimum microseconds of a call of each, in alternating rounds."""
+def _least_us(calls: Mapping[str, Callable[[], Any]], each: int = CALLS) -> dict[str, float]:
+    """Return the minimum microseconds of a call of each, in alternating rounds of ``each`` calls."""
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):
         for name, call in calls.items():
-            least[name] = min(least[name], _round_us(call, CALLS))
+            least[name] = min(least[name], _round_us(call, each))
     return least
 
 
@@ -151,9 +153,9 @@ def test_under_autocast_a_call_costs_what_it_costs_outside(case: str, record_pro
         inside = outside = key = float("inf")
         for _ in range(ROUNDS):
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                inside = min(inside, _round_us(lambda: op.run(*bound), CALLS // 10))
-            outside = min(outside, _round_us(lambda: op.run(*bound), CALLS // 10))
-            key = min(key, _round_us(lambda: (x.shape, x.stride(), x.dtype, x.device), CALLS // 10))
+                inside = min(inside, _round_us(lambda: op.run(*bound), LONGER))
+            outside = min(outside, _round_us(lambda: op.run(*bound), LONGER))
+            key = min(key, _round_us(lambda: (x.shape, x.stride(), x.dtype, x.device), LONGER))
         compiled = native.of(op) is not None
         free = (AUTOCAST_US if compiled else PYTHONS_AUTOCAST_US) * key / REFERENCE_KEY_US
         return inside, max(UNDER_AUTOCAST * outside, outside + free)
@@ -212,25 +214,31 @@ def test_a_gradient_costs_little_more_than_torchs_own_bridge(case: str, record_p
         return apart(*args), tensors[0]
 
     kernel, bridge = (three, BareOfThree) if spec.gradient.keeps else (apart, Bare)
-    op.replan(op.key(*bound), kernel)
-    plain = _least_us({"plain": lambda: op.run(*bound)})["plain"]
-    try:
-        for t in tensors:
-            t.requires_grad_()
-        forward = pair if spec.gradient.forward else kernel
-        joined = Differentiable(spec, described, spec.gradient, forward, nothing, nothing)
-        op.replan(op.key(*bound), joined)
-        least = _least_us(
-            {
-                "joined": lambda: op.run(*bound),
-                "bare": lambda: bridge.apply(*tensors),
-                "detach": lambda: kernel(*bound),
-            }
-        )
-    finally:
-        for t in tensors:
-            t.requires_grad_(False)
-    above, bare = least["joined"] - plain, least["bare"] - least["detach"]
+
+    def measured() -> tuple[float, float]:
+        op.replan(op.key(*bound), kernel)
+        plain = _least_us({"plain": lambda: op.run(*bound)}, LONGER)["plain"]
+        try:
+            for t in tensors:
+                t.requires_grad_()
+            forward = pair if spec.gradient.forward else kernel
+            joined = Differentiable(spec, described, spec.gradient, forward, nothing, nothing)
+            op.replan(op.key(*bound), joined)
+            least = _least_us(
+                {
+                    "joined": lambda: op.run(*bound),
+                    "bare": lambda: bridge.apply(*tensors),
+                    "detach": lambda: kernel(*bound),
+                },
+                LONGER,
+            )
+        finally:
+            for t in tensors:
+                t.requires_grad_(False)
+        bare = least["bare"] - least["detach"]
+        return least["joined"] - plain, GRADIENT_US / REFERENCE_FUNCTION_US * bare
+
+    above, limit = _again_if_over(measured)
     record_property("gradient_us", above)
-    print(f"\n{case}: a gradient takes {above:.2f} us, a bare function {bare:.2f} us")
-    assert above <= GRADIENT_US / REFERENCE_FUNCTION_US * bare
+    print(f"\n{case}: a gradient takes {above:.2f} us, {above / limit:.2f} of its limit {limit:.2f} us")
+    assert above <= limit
