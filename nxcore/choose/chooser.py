@@ -23,7 +23,7 @@ from nxcore.choose.pairs import Pairs
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
-from nxcore.choose.survey import Survey
+from nxcore.choose.survey import FEW, LAST, Survey
 from nxcore.choose.workers import Workers
 from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
@@ -179,6 +179,11 @@ class Chooser:
         """Prepare for problems of a device that nothing is known of."""
         if self.policy == "online" and not self.recall.wisdom.has(device):
             self.survey.prepare(device)
+
+    def spare(self, device: torch.device, *, again: bool) -> None:
+        """Have a run for a capture measure a few problems itself: on a known device, or not the first run."""
+        few = FEW if self.recall.wisdom.has(device) else 0
+        self.survey.spare = LAST if again else few
 
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
         """Return the choice that was made in this process, None if there is none."""

@@ -37,6 +37,8 @@ class Answer:
         Why torch serves a problem that was to be measured: no kernel could be raced. Empty otherwise.
     raced : float
         Those of the seconds that a race took.
+    waited : float
+        Seconds that it has waited for a turn on the device besides.
     busy : float, optional
         The share of the time in which the device was at work before; None where that isn't known.
     """
@@ -47,6 +49,7 @@ class Answer:
     stays: str = ""
     raced: float = 0.0
     busy: float | None = None
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ seconds it does. Steps that fill a device take 1.17 times as long beside it, by 
 
 FEW, LAST = 8, 24
 """The problems that are measured in a call sooner than a process is started for them, and sooner than a run
-other than the first one is given up."""
+is given up that isn't the first one."""
 
 OFTEN = 0.75
 """The share of the time from which on a device counts as full."""

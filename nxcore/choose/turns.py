@@ -72,10 +72,16 @@ class Turn:
         Tells the program something.
     patience : float
         See ``PATIENCE_S``.
+
+    Attributes
+    ----------
+    waited : float
+        Seconds that it has waited for the device.
     """
 
     def __init__(self, say: Say, patience: float = PATIENCE_S) -> None:
         self._say, self._patience, self._go = say, patience, threading.Event()
+        self.waited = 0.0
 
     def heard(self, word: str) -> None:
         """Note what the program says, in the thread that reads it."""
@@ -86,8 +92,10 @@ class Turn:
     def alone(self) -> Iterator[None]:
         """Have the device within the block, as far as the program gives it."""
         self._go.clear()
+        began = time.monotonic()
         self._say(ASKS)
         self._go.wait(self._patience)
+        self.waited += time.monotonic() - began
         try:
             yield
         finally:

@@ -183,7 +183,7 @@ def main() -> int:
                 race.ALONE = turn.alone
             clock: Callable[[], float] = time.monotonic if surveys else _spent_s
             began, before, why, stays = clock(), tally().compilations, "", ""
-            raced = seconds()["timing"]
+            raced, waited = seconds()["timing"], turn.waited
             try:
                 if "prepare" in task:
                     surveyor.prepare(task["prepare"])
@@ -193,7 +193,12 @@ def main() -> int:
                     why = done(tuner, task)
             except Exception as error:  # noqa: BLE001  the next task may be done
                 why = brief(error)
-            took = {"seconds": clock() - began, "compilations": tally().compilations - before}
+            waited = turn.waited - waited
+            took = {
+                "seconds": clock() - began - waited,
+                "waited": waited,
+                "compilations": tally().compilations - before,
+            }
             took["raced"] = seconds()["timing"] - raced
             answers.write(json.dumps({"why": why, "stays": stays, "busy": surveyor.busy, **took}) + "\n")
 

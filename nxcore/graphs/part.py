@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nxcore.call import ending
 from nxcore.call.unusual import unusual, unusual_tensor
-from nxcore.choose.survey import LAST, UnmeasuredError
+from nxcore.choose.survey import UnmeasuredError
 from nxcore.context import PREFERENCE
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.graphed import deciding
@@ -203,7 +203,7 @@ class Part:
             if self._begin(capture, tensors):
                 found = replay(capture, module, *tensors, *capture.inside.parameters)
                 if found is not None:
-                    return found
+                    return found if capture.unpack is None else capture.unpack(found)
         return self._meet(key, module, tensors)
 
     def _begin(self, _capture: Capture, _tensors: Sequence[Tensor]) -> bool:
@@ -284,7 +284,7 @@ class Part:
             self._made, self._waits = self._made + 1, False
             try:
                 patient = self._patience > 0
-                default().chooser.survey.spare = LAST if patient and self._patience < PATIENCE else 0
+                default().chooser.spare(tensors[0].device, again=self._patience < PATIENCE)
                 run = deciding(patient=patient, finding=patient and self.gives_up)
                 with torch.enable_grad(), run, autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)

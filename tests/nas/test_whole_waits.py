@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nxcore import nas
-from nxcore.choose.survey import LAST
+from nxcore.choose.survey import FEW, LAST
 from nxcore.context import PREFERENCE
 from nxcore.graphs import interim, whole
 from nxcore.graphs.capture import Capture
@@ -50,6 +50,7 @@ def survey(monkeypatch):
     survey.turns = SimpleNamespace(asked=False, give=lambda most: survey.given.append(most) or 0.25)
     survey.prepare, survey.withdraw = (lambda device: None), (lambda: False)
     monkeypatch.setattr(default().chooser, "survey", survey)
+    monkeypatch.setattr(default().wisdom, "has", lambda device: False)
     monkeypatch.setattr(whole, "Ledger", Steps)
     monkeypatch.setattr(whole, "COMES", 0.0)
     tried = Capture._tried
@@ -115,6 +116,14 @@ def test_what_was_measured_within_the_run_is_waited_for_too(survey, monkeypatch)
     agree(plain, patched, 1)
     assert nas.replays(patched)[""].startswith("replays")
     assert runs == [True, True]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_first_run_measures_a_few_itself_where_the_device_is_known(survey, known, monkeypatch):
+    monkeypatch.setattr(default().wisdom, "has", lambda device: known)
+    plain, patched, _ = networks()
+    agree(plain, patched, Whole.settled)
+    assert survey.spare == (FEW if known else 0)
 
 
 def test_where_few_are_unknown_they_are_measured_at_once(survey, monkeypatch):

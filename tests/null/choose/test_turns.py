@@ -49,8 +49,10 @@ def test_where_calls_give_no_turns_the_answer_comes_at_once():
 
 def test_a_program_that_gives_none_is_not_waited_for():
     said = []
-    with Turn(said.append, 0.01).alone():
+    turn = Turn(said.append, 0.01)
+    with turn.alone():
         assert said == [ASKS]
+        assert turn.waited >= 0.01
     assert said == [ASKS, OVER]
 
 
