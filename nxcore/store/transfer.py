@@ -12,6 +12,7 @@ from typing import Any
 from nxcore.errors import InvalidInputError
 from nxcore.measure.collection import no_collection
 from nxcore.store.files import Document, Store, StoreWarning
+from nxcore.store.lines import lines
 from nxcore.store.pages import FOREIGN, page
 from nxcore.store.wisdom import Pages, digest
 
@@ -30,7 +31,7 @@ ENTRY = 4
 def gathered(store: Store) -> tuple[dict[str, Document], Pages]:
     """Return every environment and every page of a store."""
     environments = {digest(facts): facts for _, facts in store.items("environments")}
-    pages = {
+    pages: Pages = {
         (name, digest(key)): (key, document)
         for name in environments
         for key, document in store.items(f"{name}/entries")
@@ -116,7 +117,19 @@ def _kept(path: Path, _changed: int) -> tuple[dict[str, Document], Pages]:
     ``_changed`` is when it was written last. A test looks at its pages.
     """
     with no_collection():  # which hundreds of thousands of new objects would cause again and again
-        return read(path, checked=False)
+        return _parsed_late(path) or read(path, checked=False)
+
+
+def _parsed_late(path: Path) -> tuple[dict[str, Document], Pages] | None:
+    """Return the same with entries that are parsed late; None where the file isn't laid out for that."""
+    try:
+        found = lines(path.read_text(encoding="utf-8")) if path.stat().st_size <= LIMIT else None
+    except (OSError, ValueError):
+        return None
+    if found is None:
+        return None
+    environments = {digest(facts): facts for facts, _ in found}
+    return environments, {(digest(facts), digest(key)): line for facts, of in found for key, line in of}
 
 
 def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dict[str, Document], Pages]:
@@ -125,9 +138,9 @@ def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dic
     pages: Pages = {}
     for facts, found in sources:
         environments.update(facts)
-        for place, (key, document) in found.items():
-            if place not in pages or _rank(pages[place][1]) < _rank(document):
-                pages[place] = key, document
+        for place, entry in found.items():  # parsed where two are compared
+            if place not in pages or _rank(pages[place][1]) < _rank(entry[1]):
+                pages[place] = entry
     return environments, pages
 
 

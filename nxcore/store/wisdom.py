@@ -21,6 +21,7 @@ import torch
 from nxcore.spec.device import Device, describe
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Document, Store
+from nxcore.store.lines import Line
 from nxcore.store.pages import FOREIGN, Page, page
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ SHELF = 1024
 RELATED = ("cuda",)
 """The types of devices that have related ones: processors of one capability differ in more than memory."""
 
-Pages = dict[tuple[str, str], tuple[Document, Document]]
+Pages = dict[tuple[str, str], tuple[Document, Document] | Line]
 """(environment, problem) by digest -> key and page."""
 Shipped = tuple[dict[str, Document], Pages]
 
@@ -161,7 +162,9 @@ class Wisdom:
 
     def _of_package(self, environment: str, kind: str, op: str) -> Shelf:
         """Return the package's pages of an operator in an environment."""
-        entries = ((n, e) for (of, n), e in self._shipped(kind)[1].items() if of == environment)
+        everything = self._shipped(kind)[1].items()
+        held = ((name, entry) for (of, name), entry in everything if of == environment)
+        entries = ((name, e) for name, e in held if not isinstance(e, Line) or e.names(op))
         pages = ((n, key, page(document)) for n, (key, document) in entries if key.get("op") == op)
         return {name: (of, known) for name, of, known in pages if known is not None}
 
@@ -190,7 +193,7 @@ class Wisdom:
 
     def keys(self, kind: str) -> Iterator[Document]:
         """Yield the key of every page on a device type, in any environment."""
-        yield from (of for of, _ in self._shipped(kind)[1].values())
+        yield from (entry[0] for entry in self._shipped(kind)[1].values())
         for facts in self.environments(kind):
             yield from self.store.keys(f"{digest(facts)}/entries")
 
