@@ -7,15 +7,17 @@
 With ``--unknown`` the record of the package is hidden, as if nobody had measured any device, with
 ``--related`` that of this device alone; ``record`` names the devices that are left. Steps of a
 patched DARTS network (8 cells, C = 16, batch 64 of 3 x 32 x 32, float32) run until the time is over. Printed
-are the first step's seconds, the seconds after which eleven steps in a row take at most 1.25 times the
-median of the last ones on average, and the steps of each second at most 1.1 times the mean of the last three
-seconds; what was compiled and raced, and the operators of problems that are undecided at the end.
+are the seconds to patch the network and those of the first step with it, the seconds after which eleven steps
+in a row take at most 1.25 times the median of the last ones on average, and the steps of each second at most
+1.1 times the mean of the last three seconds; what was compiled and raced,
+and the operators of problems that are undecided at the end.
 ``--export`` writes what was measured as a file of the package's record, ``--shipped`` takes the record from
 another folder. ``NXCORE_WORKERS`` sets the number of workers, 0 for none. ``--stacks`` adds what the time
 until the last step was spent on, by the stacks of all threads, and what was compiled, raced and pruned by
 toolkit and operator. After ``--limit`` seconds the process prints what it knows and ends, within a step too.
 ``--plain`` times steps of the same network unpatched beforehand, and adds the steps of learning, all but the
-first until full speed, relative to these: their mean, and their median, which has no capture.
+first until full speed, relative to these: their mean, and their median, which has no capture; and the time
+until the last capture ends, relative to as many of these.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ SECOND, LAST_S = 1.0, 3.0
 BESIDE = ("on_request", "machine", "policy", "device")
 """The codes of refusals that are no news."""
 
+CAPTURES = 3.0
+"""The time of a step in which something is captured, relative to a plain one, at least."""
+
 LAST = 11
 """The number of last steps."""
 
@@ -56,6 +61,9 @@ def empty_caches(folder: Path) -> None:
 
 replayed: list[str] = []
 """The state of the replay of the whole network, at the end."""
+
+patched: list[float] = []
+"""The seconds that it took to patch the network: those of the steps begin before it."""
 
 Steps = list[tuple[float, float]]
 """When each step ended, and how long it took, in seconds."""
@@ -117,6 +125,7 @@ def run(
     plain += [step() for _ in range(unpatched)]
     began = time.perf_counter()
     nas.patch(net)
+    patched.append(time.perf_counter() - began)
     while not steps or time.perf_counter() - began < seconds:
         taken = step()
         steps.append((time.perf_counter() - began, taken))
@@ -220,14 +229,18 @@ def relative(steps: Steps, plain: list[float]) -> dict[str, float]:
     """Return the median of unpatched steps, and the mean of those of learning relative to it.
 
     The first step of both doesn't count, nor do steps at full speed. There is nothing without plain steps.
+    Of all steps until the last capture's, which is the last long one, the time is relative to as many.
     """
     if len(plain) < 2 or len(steps) < 2:
         return {}
     usual = statistics.median(plain[1:])
     until = full_speed_s(steps, statistics.median(s for _, s in steps[-LAST:]))
     slow = [s for at, s in steps[1:] if at <= until] or [steps[-1][1]]
+    captured = max((i for i, (_, s) in enumerate(steps) if s > CAPTURES * usual), default=0)
     return {
         "plain_ms": usual * 1e3,
+        "captured_s": steps[captured][0],
+        "until_captured": steps[captured][0] / (usual * (captured + 1)),
         "learning": statistics.fmean(slow) / usual,
         "learning_median": statistics.median(slow) / usual,
     }
@@ -247,6 +260,7 @@ def found(steps: Steps, plain: list[float] | None = None) -> dict[str, Any]:
         "final_ms": final * 1e3,
         "steps": len(steps),
         "replays": replayed,
+        "patch_s": sum(patched),
         **relative(steps, plain or []),
         "longest": [f"until {at:.1f} s: {s:.2f} s" for at, s in sorted(longest)],
         "tally": status["tally"],

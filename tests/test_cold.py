@@ -45,7 +45,12 @@ def test_steps_of_learning_are_compared_with_unpatched_ones():
         "plain_ms": pytest.approx(200),
         "learning": pytest.approx(1.05),
         "learning_median": pytest.approx(1.05),
+        "captured_s": 9.0,
+        "until_captured": pytest.approx(9.0 / 0.2),
     }
+    steps[4] = (14.0, 0.61)
+    found = cold.relative(steps, [3.0, 0.2, 0.2])
+    assert (found["captured_s"], found["until_captured"]) == (14.0, pytest.approx(14.0 / (5 * 0.2)))
     assert cold.relative(steps, []) == {}
 
 
