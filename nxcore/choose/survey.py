@@ -53,6 +53,9 @@ ROOM = 1 << 30
 COPIES = 8
 """The memory that a race takes, in bytes of the problem's tensors."""
 
+FREE_S = 1.0
+"""Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
+
 SPARE = 4
 """The free memory, relative to what the process takes: the program may come to need more at any time."""
 
@@ -104,6 +107,7 @@ class Survey:
         self.stays: dict[Problem, str] = {}
         self._prepared = False
         self._paid, self._before = -PAID_S, 0.0  # when that was, and the last call that saves time
+        self._free: dict[torch.device, tuple[int, float]] = {}  # the bytes, and when that was
         self.turns, self.spare = Turns(lambda: self.paid), 0
         if surveyor is not None:
             surveyor.heard = self.turns.heard
@@ -197,7 +201,11 @@ class Survey:
         """Return whether a device has memory for a race."""
         if problem.device.type != "cuda":
             return True
-        free = torch.cuda.mem_get_info(problem.device)[0]
+        now = time.monotonic()
+        free, asked = self._free.get(problem.device, (0, -FREE_S))
+        if now - asked >= FREE_S:
+            free = torch.cuda.mem_get_info(problem.device)[0]
+            self._free[problem.device] = free, now
         held = sum(t.numel() * t.dtype.itemsize for t in problem.tensors)
         return free > SPARE * (ROOM + COPIES * held)
 

@@ -179,12 +179,14 @@ def test_without_memory_nothing_is_asked(monkeypatch):
 
 
 def test_the_program_keeps_most_of_the_free_memory(monkeypatch):
-    found, _, _, _ = surveyed()
     x = torch.empty(2**26, device="meta")  # 256 MiB
-    problem = SimpleNamespace(device=torch.device("cuda"), tensors=[x, x])
+    problem, looks = SimpleNamespace(device=torch.device("cuda"), tensors=[x, x]), []
     for free, roomy in ((20 * 2**30, False), (21 * 2**30, True)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 * 2**30))
-        assert found._room(problem) is roomy
+        found, _, _, _ = surveyed()
+        seen = free, 80 * 2**30
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, seen=seen: looks.append(1) or seen)
+        assert [found._room(problem) for _ in range(2)] == [roomy] * 2
+    assert len(looks) == 2, "a network has a hundred problems at once"
 
 
 @pytest.mark.parametrize("how", ["few", "many", "begun"])
