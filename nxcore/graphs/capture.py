@@ -25,6 +25,7 @@ from nxcore.graphs.recorded import Recorded
 from nxcore.graphs.recorder import Lanes, Order, Recorder, Ticket
 from nxcore.graphs.replay import Run, replay
 from nxcore.graphs.snapshot import Inside
+from nxcore.interop import autocast
 from nxcore.session import default
 
 BOTH, ALONE = 3.0, 2.0
@@ -67,6 +68,8 @@ class Capture:
         The number of calls in a row that had to run because a later capture was open.
     how : str
         What was found of other ways to capture the call; empty if nothing was.
+    unpack : callable, optional
+        Returns what a call returns of the one tensor that a replay does, where these differ.
 
     Raises
     ------
@@ -98,6 +101,8 @@ class Capture:
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
         self.count, self.how, self._bound = len(tensors), "", ""
+        self.unpack: Callable[[Tensor], object] | None = None
+        self._casts = autocast.state()
         own = (*self.inside.parameters, *self.inside.buffers)
         with (
             thrown(recorder, dice),
@@ -148,9 +153,12 @@ class Capture:
             raise CaptureError(DRAWS)
         return ran, grad
 
-    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[None]:
-        """Let a run draw what a replay drew that began with ``dice``."""
-        return thrown(self._recorder, dice if self.draws else None)
+    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[object]:
+        """Let a run be under the autocast of a replay that began with ``dice``, and draw what that drew."""
+        block = contextlib.ExitStack()
+        block.enter_context(autocast.as_in(self._casts))
+        block.enter_context(thrown(self._recorder, dice if self.draws else None))
+        return block
 
     def _of_part(
         self,

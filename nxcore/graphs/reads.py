@@ -183,7 +183,12 @@ def _fixed(value: Any) -> bool:
     """Return whether a value never changes."""
     if type(value) in (tuple, torch.Size):
         return all(map(_fixed, value))
-    return type(value) in (*CONSTANTS, float) or _of_torch(value)
+    return type(value) in (*CONSTANTS, float) or _of_torch(value) or _named(value)
+
+
+def _named(value: Any) -> bool:
+    """Return whether a value is a type of named tuples, which a result may be."""
+    return isinstance(value, type) and value.__bases__ == (tuple,) and hasattr(value, "_fields")
 
 
 def _tested(value: Any) -> bool:

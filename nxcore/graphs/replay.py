@@ -19,7 +19,7 @@ Run = Callable[..., Any]
 class Replayed(Protocol):
     """A capture, as a node sees it."""
 
-    run: Run
+    run: Any
     inside: Inside
     lock: Any
     count: int
@@ -40,8 +40,8 @@ class Replayed(Protocol):
     def keeps(self, number: int) -> bool:
         """Return whether the values saved by that replay are intact."""
 
-    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[None]:
-        """Let a run draw what a replay drew that began with ``dice``."""
+    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[object]:
+        """Let a run be under the autocast of a replay that began with ``dice``, and draw what that drew."""
 
 
 class _Replay(torch.autograd.Function):
@@ -65,7 +65,7 @@ class _Replay(torch.autograd.Function):
             return None, None, *(None for _ in ctx.needs_input_grad[2:])
         capture: Replayed = ctx.capture
         with capture.lock:
-            if _replayable(grad) and capture.keeps(ctx.number):
+            if _replayable(grad) and not vars(ctx).get("used") and capture.keeps(ctx.number):
                 found = capture.backward(grad)
                 ctx.ticket.open = False  # its memory may be overwritten from now on
                 return None, None, *found
@@ -83,8 +83,12 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     capture: Replayed = ctx.capture
     wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
     with torch.enable_grad(), untouched(capture.inside.buffers), capture.again(ctx.start):
-        out = capture.run(ctx.module, *tensors[: capture.count])
-        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=further, allow_unused=True))
+        given, used = tensors[: capture.count], vars(ctx).get("used", ())
+        if not used:
+            outs, grads = [capture.run(ctx.module, *given)], [grad]
+        else:  # of results of a ``Packed`` others are differentiated than before
+            outs, grads = capture.run.used(ctx.module, given, grad, used)
+        found = iter(torch.autograd.grad(outs, wanted, grads, create_graph=further, allow_unused=True))
     return [next(found) if n else None for n in needed]
 
 

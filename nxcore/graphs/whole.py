@@ -152,7 +152,7 @@ class Whole(Part):
             with in_force(later=True), contextlib.nullcontext() if first else self._plain_of(module):
                 found = super()._ran(key, module, tensors)
             if not copied or _fits(device, before):
-                self._torchs = found.detach() if _exact(found) else None
+                self._torchs = self._exactly(module, tensors, found)
                 return found
         except torch.OutOfMemoryError:
             if not copied:
@@ -162,6 +162,10 @@ class Whole(Part):
         for held, value in buffers:
             held.data.copy_(value)
         return super()._ran(key, module, tensors)
+
+    def _exactly(self, _module: nn.Module, _tensors: Sequence[Tensor], found: Any) -> Tensor | None:
+        """Return a result of torch's that a capture is compared with; None if other kernels round more."""
+        return found.detach() if _exact(found) else None
 
     def _plain_of(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Return the context of ``plainly``, made once."""

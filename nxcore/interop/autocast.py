@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,17 @@ DEVICES = ("cpu", "cuda")
 def state() -> tuple[torch.dtype | None, ...]:
     """Return the dtype of autocast for the CPU and for CUDA; None where it is off."""
     return tuple([torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES])
+
+
+@contextlib.contextmanager
+def as_in(state: Sequence[torch.dtype | None]) -> Iterator[None]:
+    """Let autocast be as in ``state`` within the block; no cast outlives it."""
+    with contextlib.ExitStack() as stack:
+        for device, dtype in zip(DEVICES, state, strict=True):
+            if dtype is not None or torch.is_autocast_enabled(device):
+                on = dtype is not None
+                stack.enter_context(torch.autocast(device, dtype, enabled=on, cache_enabled=False))
+        yield
 
 
 @contextlib.contextmanager

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.context import in_force
+from nxcore.errors import CaptureError
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.hooks import hooked
+from nxcore.graphs.packed import Packed
 from nxcore.graphs.part import AGAIN, Part
 from nxcore.graphs.reads import Held, Unclear, reads_of
 from nxcore.graphs.recorder import Recorder, recorder_of
@@ -75,6 +77,9 @@ class ModelWhole(Whole):
         self._of = weakref.ref(model)
         self.early, self._looked, self._left = False, 0, RENEWALS
         self._names: list[str] | None = None  # of the arguments
+        # The places of the results that a loss uses, where not all; and those that it used last, if others.
+        self._uses: set[int] | None = None
+        self._used: set[int] | None = None
 
     @property
     def stands(self) -> bool:
@@ -110,6 +115,8 @@ class ModelWhole(Whole):
             return call(*args)
         if self._record(args[0].device) is None or module is not self._of() or _apart():
             return call(*args)
+        if self._used is not None:
+            self._adapt()
         if self.early and self._captures:
             self._looked = (self._looked + 1) % LOOK
             if not (self._looked or default().learning):
@@ -130,10 +137,15 @@ class ModelWhole(Whole):
     def _renew(self) -> None:
         """Capture again, by the kernels that were learnt since the last capture."""
         with self._lock:
-            self.early, self._waits, self._left = False, True, self._left - 1
-            self._made -= self.captured
-            self._captures.clear()
-            self.pool = 0
+            self.early, self._left = False, self._left - 1
+            self._again()
+
+    def _again(self) -> None:
+        """Drop all captures; the next call makes another one."""
+        self._waits = True
+        self._made -= self.captured
+        self._captures.clear()
+        self.pool = 0
 
     def _due(self, met: int) -> bool:
         return self._waits or (met >= self.settled and (met - self.settled) % AGAIN == 0)
@@ -161,17 +173,38 @@ class ModelWhole(Whole):
             self._free()
         return why
 
+    def _partly(self, used: set[int]) -> None:
+        """Note which results a loss uses, in a thread of autograd's that may not wait for a call."""
+        self._used = used
+
+    def _adapt(self) -> None:
+        """Capture again where a loss uses some results alone; end replays where it doesn't always."""
+        with self._lock:
+            used, self._used = self._used, None
+            if self._uses is not None:
+                self.end("its losses use other results than before")
+            else:
+                self._uses = used
+                self._again()
+
+    def _exactly(self, module: nn.Module, tensors: Sequence[Tensor], found: Any) -> Tensor | None:
+        if not isinstance(found, Tensor):
+            with contextlib.suppress(CaptureError), torch.no_grad():
+                found = Packed(lambda *_: found)(module, *tensors)
+        return super()._exactly(module, tensors, found)
+
     def _made_of(
         self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
     ) -> Capture:
         torchs, self._torchs = self._torchs, None
         device, names = tensors[0].device, self._reads(module)
-        before = _kept(device)
+        before, run = _kept(device), Packed(self.run, self._uses, self._partly)
         try:
             made = Capture(
-                *(self.run, module, tensors, recorder, names, ran_s, torchs, self._dice),
+                *(run, module, tensors, recorder, names, ran_s, torchs, self._dice),
                 counts_as=_counts_as,
             )
+            made.unpack = run.unpack
         finally:
             after = _kept(device)
         self.pool += max(0, after - before)

@@ -34,7 +34,7 @@ def survey(monkeypatch):
     monkeypatch.setattr(whole, "available", lambda: True)
     monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
     monkeypatch.setattr(whole, "LOOK", 2)
-    survey = SimpleNamespace(open=0, asked=[], stays={}, able=True)
+    survey = SimpleNamespace(open=0, asked=[], stays={}, able=True, spares=lambda: False)
     survey.takes = lambda problem: survey.able and problem not in survey.stays
 
     def ask(problem):

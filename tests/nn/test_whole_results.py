@@ -1,0 +1,213 @@
+"""A replayed model with several results: of plain torch's structure, values and gradients."""
+
+import copy
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import nxcore
+from nxcore.nn import exchange, whole
+from tests.nn.tape import Tape
+
+MET = 2
+"""Calls before a capture."""
+
+
+class Pair(NamedTuple):
+    logits: torch.Tensor
+    aux: torch.Tensor
+
+
+class Net(nn.Module):
+    """A body, and two heads whose results are returned in a structure of its own."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.body = how, nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3))
+        self.heads = nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(2))
+
+    def forward(self, x):
+        made = self.body(x)
+        first, second = self.heads[0](made), self.heads[1](made)
+        if self.how == "dictionary":
+            return {"boxes": [first, (second,)], "features": made}
+        if self.how == "named":
+            return Pair(first, second)
+        if self.how == "none":
+            return first, None
+        if self.how == "list of one":
+            return [first + second]
+        if self.how == "one tensor":
+            return first + second
+        if self.how == "half and whole":
+            return first.bfloat16(), second.double(), made
+        if self.how == "layouts":
+            return first.mean(), second.transpose(1, 3), made.contiguous(memory_format=torch.channels_last)
+        if self.how == "parts":
+            return first.chunk(2, 1)
+        if self.how == "one of another":
+            return first, first[0]
+        if self.how == "its argument":
+            return first, x
+        if self.how == "its weight":
+            return first, self.heads[0].weight
+        if self.how == "without gradient":
+            return first, second.detach()
+        if self.how == "indices":
+            return first, second.argmax(1)
+        return first, 3
+
+
+@pytest.fixture(autouse=True)
+def tape(monkeypatch):
+    made = Tape()
+    monkeypatch.setattr(whole, "available", lambda: True)
+    monkeypatch.setattr(whole, "recorder_of", lambda _: made)
+    with nxcore.policy("estimate"):
+        yield made
+
+
+def two(how):
+    """Return a plain model and an accelerated one."""
+    torch.manual_seed(0)
+    plain = Net(how)
+    ours = copy.deepcopy(plain)
+    nxcore.accelerate(ours)
+    return plain, ours
+
+
+def part(model):
+    return exchange.watch_of(model).whole
+
+
+def tensors(result):
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def step(model, x, take=lambda outs: outs):
+    """Return the results, gradients, statistics and the next random number of a step from some results."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    result = model(x)
+    sum(t.double().square().sum() for t in take(tensors(result)) if t.requires_grad).backward()
+    return [result, x.grad, *(p.grad for p in model.parameters()), *model.buffers(), torch.rand(1)]
+
+
+def agree(plain, ours, times=1, **how):
+    for seed in range(times):
+        x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+        got, want = step(ours, x, **how), step(plain, x, **how)
+        assert [g is None for g in got] == [w is None for w in want]
+        assert pytree.tree_structure(got) == pytree.tree_structure(want)
+        for one, other in zip(tensors(got), tensors(want), strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride() or other._is_view()
+
+
+HOWS = ["dictionary", "named", "none", "list of one", "half and whole", "layouts", "parts"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_structure_of_tensors_is_replayed(tape, how):
+    plain, ours = two(how)
+    agree(plain, ours, MET)
+    assert part(ours).captured == 1, part(ours).state
+    before = tape.replayed
+    agree(plain, ours, 2)
+    assert tape.replayed == before + 2 * 2
+
+
+def test_results_are_tensors_of_their_own():
+    plain, ours = two("dictionary")
+    agree(plain, ours, MET)
+    x, found = torch.randn(2, 3, 6, 6), []
+    for model in (plain, ours):
+        torch.manual_seed(2)
+        boxes, (other,) = model(x)["boxes"]
+        loss = other.square().sum()  # saves it
+        loss = loss + 3 * boxes.mul_(2).sum()  # which isn't changed so
+        found.append((boxes, torch.autograd.grad(loss, [*model.parameters()])))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("further", [{"retain_graph": True}, {"create_graph": True}])
+def test_they_are_differentiated_again(further):
+    plain, ours = two("dictionary")
+    agree(plain, ours, MET)
+    x, found = torch.randn(2, 3, 6, 6), []
+    for model in (plain, ours):
+        torch.manual_seed(2)
+        outs = tensors(model(x))
+        loss, weights = sum(t.pow(3).sum() for t in outs), list(model.parameters())
+        grads = torch.autograd.grad(loss, weights, **further)
+        if "create_graph" in further:
+            loss = sum(g.square().sum() for g in grads)
+        found.append((grads, torch.autograd.grad(loss, weights, allow_unused=True)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("how", ["half and whole", "one tensor"])
+def test_a_run_in_place_of_a_replay_is_under_its_autocast(how):
+    plain, ours = two(how)
+    x, found = torch.randn(2, 3, 6, 6), []
+    for model in (plain, ours):
+        for _ in range(MET + 1):
+            torch.manual_seed(2)
+            with torch.autocast("cpu", torch.bfloat16):
+                outs = tensors(model(x))
+            loss, weights = sum(t.double().pow(3).sum() for t in outs), list(model.parameters())
+            first = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+        found.append((first, torch.autograd.grad(loss, weights, allow_unused=True)))
+    assert part(ours).captured == 1, part(ours).state
+    torch.testing.assert_close(*found)
+
+
+def first(outs):
+    return outs[:1]
+
+
+def test_a_capture_is_made_again_for_the_results_that_the_loss_uses(tape):
+    plain, ours = two("dictionary")
+    agree(plain, ours, MET + 1, take=first)  # the first replay shows it, and the call runs again
+    assert tape.captured == 2
+    agree(plain, ours, take=first)
+    assert (tape.captured, part(ours).captured) == (4, 1)
+    before = tape.replayed
+    agree(plain, ours, 2, take=first)
+    assert ours.heads[1].weight.grad is None
+    assert tape.replayed == before + 2 * 2
+
+
+def test_losses_that_use_now_these_and_now_other_results_end_replays(tape):
+    plain, ours = two("dictionary")
+    agree(plain, ours, MET + 1)
+    for _ in range(2):
+        agree(plain, ours, 2, take=first)
+        assert ours.heads[1].weight.grad is None
+        agree(plain, ours)
+    assert part(ours).state == "runs: its losses use other results than before"
+    before = tape.replayed
+    agree(plain, ours)
+    assert tape.replayed == before
+
+
+OTHERS = {
+    "one of another": "its results share memory",
+    "its argument": "its results share memory",
+    "its weight": "its results must be plain tensors that need a gradient, got Parameter",
+    "without gradient": "its results must be plain tensors that need a gradient, got Tensor",
+    "indices": "its results must be plain tensors that need a gradient, got Tensor",
+    "a number": "its results must be plain tensors that need a gradient, got int",
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_what_a_replay_could_not_return_runs(tape, how):
+    plain, ours = two(how)
+    agree(plain, ours, MET + 2)
+    assert OTHERS[how] in part(ours).state
+    assert tape.replayed == 0
