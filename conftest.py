@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import machine_code
 from tests.interpreter import keep_bookkeeping
 from tests.simulator import take_turns
 from tests.skips import by_reason
@@ -37,7 +38,7 @@ os.environ["NXCORE_CACHE"] = tempfile.mkdtemp(prefix="nxcore-tests-")
 os.environ["NXCORE_WORKERS"] = "0"
 
 # Compiled kernels outlive it: each takes a second or more.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".numba_cache"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(machine_code.folder(Path(__file__).parent)))
 
 THREADS = torch.get_num_threads()
 """As many as torch took for itself."""

@@ -5,7 +5,8 @@
 Two processes, one for each tree, take turns: a block of one, a block of the other, in random order, each on
 one thread. A block is the ratio of a kernel's time to torch's, on new memory. A kernel is slower if the
 paired log ratios show it beyond 10% (the signed-rank test of ``nxcore.measure.decision``, Holm over all
-cells), and two new processes confirm it, because each process has a bias.
+cells), and two new processes confirm it, because each process has a bias. A cell whose median after eight
+blocks is within half of the margin isn't slower, and gets no further block.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MARGIN, SIGNIFICANCE = 0.10, 0.01
-BLOCKS, LEAST = 20, 14
+BLOCKS, LEAST, EARLY = 20, 14, 8
 SAMPLE_S, LONGEST_S = 2e-4, 20e-3
 SIZES = 1  # of each operator, the smallest: each is compiled twice, and the job has three minutes
 COMPOSED = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
@@ -105,18 +106,27 @@ def compare(old: Path, new: Path, until: float, name: str) -> int:
 def verdicts(ratios: Ratios) -> tuple[list[Cell], dict[Cell, float]]:
     """Return the significantly slower cells, and the change of each cell.
 
-    ``ratios`` holds new over old, one value for each pair of blocks.
+    ``ratios`` holds new over old, one value for each pair of blocks. A cell that ended early counts as one
+    more comparison.
     """
     from nxcore.measure.decision import signed_rank
 
-    enough = {cell: values for cell, values in ratios.items() if len(values) >= LEAST}
-    p = {c: signed_rank([math.log1p(MARGIN) - math.log(v) for v in values]) for c, values in enough.items()}
+    enough = {cell: values for cell, values in ratios.items() if _is_as_fast(values) or len(values) >= LEAST}
+    p = dict.fromkeys(enough, 1.0)
+    for cell, values in enough.items():
+        if not _is_as_fast(values):
+            p[cell] = signed_rank([math.log1p(MARGIN) - math.log(value) for value in values])
     slower: list[Cell] = []
     for i, cell in enumerate(sorted(p, key=lambda c: p[c])):
         if p[cell] >= SIGNIFICANCE / (len(p) - i):
             break
         slower.append(cell)
     return slower, {cell: statistics.median(values) - 1 for cell, values in enough.items()}
+
+
+def _is_as_fast(values: Sequence[float]) -> bool:
+    """Return whether the first blocks show a cell within half of the margin; later ones can't change it."""
+    return len(values) >= EARLY and statistics.median(values[:EARLY]) <= 1 + MARGIN / 2
 
 
 def measured(old: Path, new: Path, until: float, only: Sequence[Cell] = ()) -> Ratios | None:
@@ -131,7 +141,7 @@ def measured(old: Path, new: Path, until: float, only: Sequence[Cell] = ()) -> R
         cells = [c for c, seconds in there[1].items() if max(seconds, there[0].get(c, 1.0)) <= LONGEST_S]
         ratios: Ratios = {cell: [] for cell in cells}
         for _ in range(BLOCKS):
-            for cell in cells:
+            for cell in [cell for cell in cells if not _is_as_fast(ratios[cell])]:
                 if time.monotonic() > until:
                     return ratios
                 found = {}
@@ -141,11 +151,25 @@ def measured(old: Path, new: Path, until: float, only: Sequence[Cell] = ()) -> R
     return ratios
 
 
+@functools.cache
+def _shared(tree: Path) -> str:
+    """Return the folder with the tests' machine code of the tree's kernels, empty if they test others."""
+    sys.path.append(str(ROOT))
+    from tests import machine_code
+
+    alike = machine_code.digest(tree) == machine_code.digest(ROOT)
+    return str(machine_code.folder(ROOT)) if alike else ""
+
+
 @contextlib.contextmanager
 def worker(tree: Path, only: Sequence[Cell]) -> Iterator[subprocess.Popen[str]]:
     """Start a process that measures ``tree`` with this file."""
     paths = [str(tree), *(str(p) for p in sorted((tree / "plugins").glob("*/src")))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NXCORE_CACHE": "off"} | ALONE
+    environment = os.environ | {"NXCORE_CACHE": "off"} | ALONE
+    if shared := _shared(tree):  # Numba finds machine code by the path of its source
+        paths.insert(0, str(ROOT / "plugins" / "numba" / "src"))
+        environment["NUMBA_CACHE_DIR"] = shared
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = [sys.executable, __file__, "--worker", *only]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
