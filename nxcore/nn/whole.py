@@ -28,6 +28,7 @@ from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.whole import Whole
 from nxcore.interop import internals
 from nxcore.nn.exchange import AWAKE, OF, PATCHED, Plain, kind
+from nxcore.nn.renewal import faster, roomy
 from nxcore.session import default
 
 PACKAGES = ("torch.", "nxcore.")
@@ -77,6 +78,8 @@ class ModelWhole(Whole):
         self._of = weakref.ref(model)
         self.early, self._looked, self._left = False, 0, RENEWALS
         self._names: list[str] | None = None  # of the arguments
+        self._older: dict[Any, list[Capture]] = {}  # captures that are being renewed, and their memory
+        self._older_pool = 0
         # The places of the results that a loss uses, where not all; and those that it used last, if others.
         self._uses: set[int] | None = None
         self._used: set[int] | None = None
@@ -95,6 +98,7 @@ class ModelWhole(Whole):
         """Run all calls from now on; free the captures. Parts within the model wait no longer."""
         self.leave(why)
         self.clear()
+        self._older.clear()
         self._free()
 
     def _free(self) -> None:
@@ -120,7 +124,7 @@ class ModelWhole(Whole):
         if self.early and self._captures:
             self._looked = (self._looked + 1) % LOOK
             if not (self._looked or default().learning):
-                self._renew()
+                self._renew(args[0].device)
         return self(module, *args)
 
     def _placed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -134,18 +138,38 @@ class ModelWhole(Whole):
         order = names[len(args) : len(args) + len(kwargs)]
         return (*args, *map(kwargs.get, order)) if {*order} == {*kwargs} else ()
 
-    def _renew(self) -> None:
-        """Capture again, by the kernels that were learnt since the last capture."""
+    def _renew(self, device: torch.device) -> None:
+        """Capture again, by the kernels that were learnt since the last capture; keep that until then."""
         with self._lock:
-            self.early, self._left = False, self._left - 1
-            self._again()
+            self.early = False
+            if roomy(device, self.pool):
+                self._left -= 1
+                self._older, pool = {**self._captures}, self.pool
+                self._again()
+                self._older_pool = pool
+
+    def _settle(self, key: Any, tensors: Sequence[Tensor], why: str) -> str:
+        """Keep the capture that was to be renewed, unless there is a faster one; return why there is none."""
+        olds, news = self._older.pop(key, []), self._captures.get(key, [])
+        old = next((c for c in olds if c.inside.holds() and c.inside.mode == c.inside.mode_now()), None)
+        if old is None:
+            return why
+        device = tensors[0].device
+        recorder = self._record(device)
+        if why or not news or (recorder and not faster(news[-1], old, tensors, recorder)):
+            self._captures[key], self._refusal, self.pool = olds, "", self._older_pool
+            if why:  # it had to wait, and may be made later
+                self.early, self._left = True, self._left + 1
+        del olds, news, old
+        _kept(device)  # the memory of the other one
+        return ""
 
     def _again(self) -> None:
         """Drop all captures; the next call makes another one."""
         self._waits = True
         self._made -= self.captured
         self._captures.clear()
-        self.pool = 0
+        self.pool = self._older_pool = 0
 
     def _due(self, met: int) -> bool:
         return self._waits or (met >= self.settled and (met - self.settled) % AGAIN == 0)
@@ -168,6 +192,7 @@ class ModelWhole(Whole):
             part.outer = part.outer or self
         with _beside():
             why = super()._capture(key, module, tensors, ran_s)
+        why = self._settle(key, tensors, why)
         self._waits = bool(why)
         if self._refusal and not self._captures:
             self._free()
@@ -198,6 +223,7 @@ class ModelWhole(Whole):
     ) -> Capture:
         torchs, self._torchs = self._torchs, None
         device, names = tensors[0].device, self._reads(module)
+        default().chooser.survey.spare = 0  # torch serves what isn't known, and no step waits for it
         before, run = _kept(device), Packed(self.run, self._uses, self._partly)
         try:
             made = Capture(

@@ -9,7 +9,7 @@ from torch import nn
 
 import nxcore
 from nxcore import session as sessions
-from nxcore.nn import exchange, modules, whole
+from nxcore.nn import exchange, modules, renewal, whole
 from nxcore.spec.tally import tally
 from tests.nn.tape import Tape
 from tests.nn.test_whole import agree
@@ -34,7 +34,8 @@ def survey(monkeypatch):
     monkeypatch.setattr(whole, "available", lambda: True)
     monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
     monkeypatch.setattr(whole, "LOOK", 2)
-    survey = SimpleNamespace(open=0, asked=[], stays={}, able=True, spares=lambda: False)
+    survey = SimpleNamespace(open=0, asked=[], stays={}, able=True, spare=0)
+    survey.spares = lambda: survey.spare > 0
     survey.takes = lambda problem: survey.able and problem not in survey.stays
 
     def ask(problem):
@@ -43,6 +44,9 @@ def survey(monkeypatch):
 
     survey.ask = ask
     monkeypatch.setattr(found.chooser, "survey", survey)
+    monkeypatch.setattr(
+        found.chooser.recall.wisdom, "has", lambda _: True
+    )  # a few problems are measured at once
     return survey
 
 
@@ -85,3 +89,43 @@ def test_without_a_process_beside_the_program_the_capture_races(survey):
         agree(plain, ours, 1, SHAPE)
     assert tally().races > before
     assert not survey.asked
+
+
+@pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0], None])
+def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
+    """Without times the second one fails."""
+    plain = network()
+    ours = copy.deepcopy(plain)
+    nxcore.accelerate(ours, watch=False)
+    with nxcore.policy("online"):
+        agree(plain, ours, MET + 1, SHAPE)
+        part = exchange.watch_of(ours).whole
+        old = next(iter(part._captures.values()))[0]
+        monkeypatch.setattr(renewal, "compared", lambda _, *works: [work() for work in works] and times)
+        if times is None:
+            monkeypatch.setattr(whole, "Capture", lambda *_, **__: 1 / 0)
+        survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
+        part._looked = whole.LOOK - 1  # the next call looks
+        agree(plain, ours, 3, SHAPE)
+        ((new,),) = part._captures.values()
+        assert (new is old) == (times != [2.0, 1.0])
+        assert not part._older
+        assert not part.early
+        before = ours[1].num_batches_tracked.clone()
+        agree(plain, ours, 2, SHAPE)
+        assert ours[1].num_batches_tracked == before + 2
+
+
+def test_without_memory_for_two_captures_there_is_one(survey, monkeypatch):
+    plain = network()
+    ours = copy.deepcopy(plain)
+    nxcore.accelerate(ours, watch=False)
+    with nxcore.policy("online"):
+        agree(plain, ours, MET + 1, SHAPE)
+        part = exchange.watch_of(ours).whole
+        old = next(iter(part._captures.values()))[0]
+        monkeypatch.setattr(whole, "roomy", lambda *_: False)
+        survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
+        part._looked = whole.LOOK - 1
+        agree(plain, ours, 3, SHAPE)
+        assert next(iter(part._captures.values()))[0] is old
