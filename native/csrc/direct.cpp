@@ -16,33 +16,40 @@ struct Plan {
 
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(call.ptr());
-    for (const auto& program : programs) {
-      Py_VISIT(program->results.ptr());
-      Py_VISIT(program->keep.ptr());
-    }
+    for (const auto& program : programs) Py_VISIT(program->keep.ptr());  // results are numbers
     return 0;
   }
 };
 
 using Direct = Callable<Plan>;
 
+// The tensors of a result's form in order; undefined for None.
+template <typename Item>
+void gather(PyObject* form, Item item, std::vector<at::Tensor>& into) {
+  if (!is_sequence(form)) return into.push_back(form == Py_None ? at::Tensor() : item(PyLong_AsSize_t(form)));
+  for (PyObject* one : items_of(form)) gather(one, item, into);
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const Plan& plan = Direct::of(self);
-  const size_t count = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
+  auto* const into = std::exchange(gradients, nullptr);  // not of what is called below
   try {
     for (size_t i = 0; !kwnames && i < plan.programs.size(); ++i) {
       const Program& program = *plan.programs[i];
       Call made;
-      if (!reads(program, args, count, made)) continue;
+      if (!reads(program, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)), made)) continue;
       if (!runs(program, made)) break;
-      const auto result = [&](size_t i) {
-        if (i < made.made.size()) return THPVariable_Wrap(made.made[i]);
+      const auto one = [&](size_t i) {
+        if (i < made.made.size()) return made.made[i];
         const auto& [place, sizes] = program.views[i - made.made.size()];
-        return THPVariable_Wrap(THPVariable_Unpack(args[place]).view(sizes));
+        return THPVariable_Unpack(args[place]).view(sizes);
       };
-      return filled(program.results.ptr(), result).release().ptr();
+      if (!into) return filled(program.results.ptr(), [&](auto i) { return THPVariable_Wrap(one(i)); }).release().ptr();
+      gather(program.results.ptr(), one, *into);
+      Py_RETURN_NONE;
     }
   } catch (const std::exception&) {  // torch raises the same error to the callable, with its own class
+    if (into) into->clear();
   }
   return PyObject_Vectorcall(plan.call.ptr(), args, nargsf, kwnames);
 }

@@ -64,12 +64,10 @@ at::ArrayRef<PyObject*> items_of(PyObject* const& value) {
   return {PySequence_Fast_ITEMS(value), static_cast<size_t>(PySequence_Fast_GET_SIZE(value))};
 }
 
-TensorGuard::TensorGuard(PyObject* tensor) : type_(Py_TYPE(tensor)), device_(at::kCPU) {
+TensorGuard::TensorGuard(PyObject* tensor) : type_(Py_TYPE(tensor)), device_(impl_of(tensor)->device()) {
   const at::TensorImpl* impl = impl_of(tensor);
-  keys_ = impl->key_set().raw_repr();
+  keys_ = impl->key_set().raw_repr(), gradients_ = gradients_of(impl);
   dtype_ = c10::typeMetaToScalarType(impl->dtype());
-  device_ = impl->device();
-  gradients_ = gradients_of(impl);
   empty_ = impl->numel() == 0;
   sizes_ = impl->sizes().vec();
   strides_ = impl->strides().vec();

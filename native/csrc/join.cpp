@@ -110,26 +110,23 @@ bool plain(const at::Tensor& grad) {
 // A view of all of `grad` becomes `grad`: with no other reference it would become a leaf's gradient without a
 // copy, and two leaves would share memory.
 at::Tensor itself(const at::Tensor& found, const at::Tensor& grad) {
-  const bool same = grad.defined() && !found.is_same(grad) && found.numel() && found.sizes().equals(grad.sizes()) &&
+  const bool same = found.defined() && !found.is_same(grad) && found.numel() && found.sizes().equals(grad.sizes()) &&
                     found.strides().equals(grad.strides()) && found.scalar_type() == grad.scalar_type() &&
                     found.const_data_ptr() == grad.const_data_ptr();
   return same ? grad : found;
 }
 
 // Reads gradients, nested as the backward operator returns them, None for a missing one.
-bool read(PyObject* result, const at::Tensor& grad, variable_list& found, size_t& at) {
+bool read(PyObject* result, variable_list& found) {
   if (is_sequence(result)) {
-    for (PyObject* item : items_of(result))
-      if (!read(item, grad, found, at)) return false;
-    return true;
+    const auto items = items_of(result);
+    return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return read(item, found); });
   }
-  if (at < found.size() && THPVariable_Check(result)) {
-    found[at] = itself(THPVariable_Unpack(result), grad);
-  } else if (result != Py_None && !THPVariable_Check(result)) {
+  if (result != Py_None && !THPVariable_Check(result)) {
     PyErr_Format(PyExc_TypeError, "a gradient is a tensor or None, got %.80s", Py_TYPE(result)->tp_name);
     return false;
   }
-  ++at;
+  found.push_back(result == Py_None ? at::Tensor() : THPVariable_Unpack(result));
   return true;
 }
 
@@ -141,16 +138,18 @@ bool read(PyObject* result, const at::Tensor& grad, variable_list& found, size_t
 
 variable_list Node::apply(variable_list&& grads) {
   PyObject* const traces = std::exchange(compiler, nullptr);
-  variable_list found(num_outputs());
-  if (!grads[0].defined()) return found;
+  variable_list found;
+  const size_t count = num_outputs();
+  if (!grads[0].defined()) return variable_list(count);
   const pybind11::gil_scoped_acquire locked;
   Plan& plan = Join::of(join.ptr());
   const uint64_t wanted = mask(plan.checks);
-  const Ref grad = steal(THPVariable_Wrap(grads[0])), kept = unpacked();
-  if (!grad || !kept) raise();
+  const Ref grad = steal(THPVariable_Wrap(grads[0]));
+  if (!grad) raise();
   const auto ask = [&](const char* method) {
     const auto flag = [wanted](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); };
-    const Ref flags = tuple_of(found.size(), flag), name = steal(PyUnicode_FromString(method));
+    const Ref flags = tuple_of(count, flag), name = steal(PyUnicode_FromString(method)), kept = unpacked();
+    if (!kept) raise();
     Ref answer = steal(PyObject_CallMethodObjArgs(plan.owner.ptr(), name.ptr(), grad.ptr(), flags.ptr(), kept.ptr(),
                                                   numbers.ptr(), traces, nullptr));
     if (!answer) raise();
@@ -165,8 +164,10 @@ variable_list Node::apply(variable_list&& grads) {
   if (ordered) {
     // The backward operator's arguments: what the pass has, in the order in which Differentiable.order numbers it.
     const auto one = [&](size_t i) -> PyObject* {
-      if (i-- == 0) return Py_NewRef(grad.ptr());
-      for (PyObject* pool : {kept.ptr(), numbers.ptr(), PyTuple_GET_ITEM(order.ptr(), 1)}) {
+      if (i == 0) return Py_NewRef(grad.ptr());
+      if (--i < saved.size()) return THPVariable_Wrap(saved[i].unpack());
+      i -= saved.size();
+      for (PyObject* pool : {numbers.ptr(), PyTuple_GET_ITEM(order.ptr(), 1)}) {
         const size_t size = static_cast<size_t>(PyTuple_GET_SIZE(pool));
         if (i < size) return Py_NewRef(PyTuple_GET_ITEM(pool, i));
         i -= size;
@@ -174,14 +175,18 @@ variable_list Node::apply(variable_list&& grads) {
       return PyErr_Format(PyExc_IndexError, "an order has too few constants");
     };
     const Ref args = filled(PyTuple_GET_ITEM(order.ptr(), 0), one);
+    PyObject* const backward = plan.backward.ptr();
     const bool before = std::exchange(within_node, true);
-    result = steal(args ? PyObject_CallObject(plan.backward.ptr(), args.ptr()) : nullptr);
-    within_node = before;
+    gradients = PyObject_TypeCheck(backward, &LookupType) && PyVectorcall_Function(backward) ? &found : nullptr;
+    result = steal(args ? PyObject_CallObject(backward, args.ptr()) : nullptr);
+    within_node = before, gradients = nullptr;
   } else {
     result = ask("gradients");
   }
-  size_t at = 0;
-  if (!result || !read(result.ptr(), ordered ? grads[0] : at::Tensor(), found, at)) raise();
+  if (!result || (found.empty() && !read(result.ptr(), found))) raise();
+  found.resize(count);
+  if (ordered)
+    for (at::Tensor& one : found) one = itself(one, grads[0]);
   return found;
 }
 
@@ -216,9 +221,9 @@ bool fresh(const Plan& plan, PyObject* result, const variable_list& flat, variab
   }
   if (outs.empty()) return false;
   for (const at::Tensor& out : outs) {
+    const auto same = [&](const at::Tensor& one) { return one.is_same(out); };
     if (out.is_view() || out.requires_grad() || out.is_inference()) return false;
-    for (const at::Tensor& one : flat)
-      if (one.is_same(out)) return false;
+    if (std::any_of(flat.begin(), flat.end(), same)) return false;
   }
   return torch::autograd::isDifferentiableType(outs[0].scalar_type());
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "callable.h"
+#include "program.h"
 #include "rare.h"
 #include "table.h"
 #include "types.h"
@@ -23,11 +24,8 @@ struct State {
   Ref reference;  // torch's own function, as a plan is found
 
   int visit(visitproc visit, void* arg) const {
-    Py_VISIT(near.ptr());
-    Py_VISIT(python.ptr());
-    Py_VISIT(reference.ptr());
+    for (const Ref* one : {&near, &python, &reference}) Py_VISIT(one->ptr());
     Py_VISIT(rare.shapes());
-    for (const Param& param : params) Py_VISIT(param.standard.ptr());
     return table.visit(visit, arg);
   }
 };
@@ -50,7 +48,7 @@ bool bind(const State& state, PyObject* const* args, Py_ssize_t count, PyObject*
   for (Py_ssize_t i = 0; i < size; ++i) {
     const Param& param = state.params[i];
     if (!bound[i]) bound[i] = param.standard.ptr();
-    if (!bound[i] || (param.drawn && bound[i] == param.standard.ptr())) return false;
+    if (!bound[i]) return false;
     if (bound[i] != Py_None || param.read.is_none()) continue;
     const Ref value = steal(PyObject_CallOneArg(param.read.ptr(), bound[0]));
     if (!value) return PyErr_Clear(), false;
@@ -94,8 +92,16 @@ bool look_up(State& state, PyObject* const* bound, Found& found) {
   return bool{found.parts};
 }
 
+// Whether a callable is a Direct, or nxcore's Switch, a partial whose target is one: no code of Python is between.
+bool is_direct(PyObject* call) {
+  const bool switches = std::string_view(Py_TYPE(call)->tp_name) == "functools.partial";
+  const Ref target = switches ? steal(PyObject_GetAttrString(call, "func")) : share(call);
+  return target && Py_TYPE(target.ptr()) == &DirectType;
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   State& state = Lookup::of(self);
+  auto* const into = std::exchange(gradients, nullptr);
   PyObject* all[4 + MOST];  // room for what methods take before the arguments
   PyObject** const bound = all + 4;
   if (!bind(state, args, PyVectorcall_NARGS(nargsf), kwnames, bound)) return by_python(self, args, nargsf, kwnames);
@@ -108,6 +114,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   }
   PyObject* const result = [&] {
     const c10::impl::ExcludeDispatchKeyGuard without({c10::DispatchKeySet::RAW, found.excluded});
+    if (into && is_direct(found.part(2))) gradients = into;  // another callable may read what it returns
     return PyObject_Vectorcall(found.part(2), bound, count, nullptr);
   }();
   if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
@@ -211,10 +218,10 @@ void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref pyt
   State& state = Lookup::of(self.ptr());
   if (params.size() > MOST || !state.params.empty())
     throw pybind11::value_error("an operator is adopted once, with at most " + std::to_string(MOST) + " parameters");
-  for (const auto& [name, kind, standard, required, keyword, drawn, read] : params) {
+  for (const auto& [name, kind, standard, required, keyword, read] : params) {
     PyObject* interned = Py_NewRef(name.ptr());
     PyUnicode_InternInPlace(&interned);
-    state.params.push_back({steal(interned), Kind(kind), required ? Ref() : standard, drawn, read});
+    state.params.push_back({steal(interned), Kind(kind), required ? Ref() : standard, read});
     if (!keyword) state.positional = static_cast<Py_ssize_t>(state.params.size());
   }
   state.lowers = lowers;

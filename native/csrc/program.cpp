@@ -165,11 +165,8 @@ std::unique_ptr<Program> program_of(PyObject* given) {
                                 decltype(made->views), Ref, at::Device, bool, uintptr_t, Addresses, Addresses, Ref>>(
           pybind11::handle(given));
   for (auto& [function, block, holes, shape, parameters, floats] : steps) {
-    const size_t words = shape.empty() ? parameters.size() : 0;
-    TORCH_CHECK_VALUE(block.size() <= BYTES && words <= WORDS && floats.size() <= DOUBLES * sizeof(double),
-                      "a function takes at most ", WORDS, " integers, ", DOUBLES, " floating numbers, ", BYTES,
-                      " bytes");
-    TORCH_CHECK_VALUE(shape.empty() || shape.size() == 7, "a launch has a grid, a block and shared memory");
+    const bool fits = shape.empty() ? parameters.size() <= WORDS : shape.size() == 7 && block.size() <= BYTES;
+    TORCH_CHECK_VALUE(fits && floats.size() <= DOUBLES * sizeof(double), "a step takes more than a function does");
     for (const auto& [at, index, shift] : holes)
       TORCH_CHECK_VALUE(at + sizeof(int64_t) <= block.size(), "an address has no place");
     made->steps.push_back({reinterpret_cast<void*>(function), block, holes, shape, parameters, floats});

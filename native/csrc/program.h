@@ -43,8 +43,10 @@ struct Step {
   std::string floats;              // 8 bytes each
 };
 
-// Whether a node of autograd runs in this thread: its gradients may be parts of one allocation.
+// Whether a node of autograd runs in this thread: its gradients may be parts of one allocation. And where they go
+// without objects of Python, which one thread would make and another free: empty where Python's are returned.
 inline thread_local bool within_node = false;
+inline thread_local std::vector<at::Tensor>* gradients = nullptr;
 
 struct Program {
   std::vector<Argument> arguments;

@@ -63,11 +63,6 @@ bool ArgumentGuard::passes(PyObject* value) const {
   return true;
 }
 
-int ArgumentGuard::visit(visitproc visit, void* arg) const {
-  Py_VISIT(value_.ptr());
-  return 0;
-}
-
 Entry::Entry(const Asked& asked, Found found) : Found(std::move(found)), around(asked.now) {
   for (size_t i = 0; i < asked.params.size(); ++i) guards.emplace_back(asked.params[i].kind, asked.args[i]);
 }
@@ -77,13 +72,6 @@ bool Entry::passes(const Asked& asked) const {
   for (size_t i = 0; i < guards.size(); ++i)
     if (!guards[i].passes(asked.args[i])) return false;
   return true;
-}
-
-int Entry::visit(visitproc visit, void* arg) const {
-  for (const Ref* held : {&around.preference, &parts}) Py_VISIT(held->ptr());
-  for (const ArgumentGuard& guard : guards)
-    if (const int stopped = guard.visit(visit, arg)) return stopped;
-  return 0;
 }
 
 const Entry* Table::find(const Asked& asked) const {
@@ -104,11 +92,6 @@ void Table::add(uint64_t hash, std::unique_ptr<Entry> entry) {
   dropped = std::move(row.back());
   row.pop_back();
   --size_;
-}
-
-void Table::clear() {
-  size_ = 0;
-  const auto dropped = std::exchange(entries_, {});
 }
 
 int Table::visit(visitproc visit, void* arg) const {

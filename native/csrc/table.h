@@ -17,9 +17,8 @@ enum class Kind : char { tensor = 't', many = 'm', operand = 'o', scalar = 's', 
 struct Param {
   Ref name;  // interned
   Kind kind;
-  Ref standard;  // the default; none where the parameter is required
-  bool drawn;  // the default is drawn anew for each call, by the Python path
-  Ref read;    // from the first argument to what None stands for, of objects that live as long as the process; or None
+  Ref standard;  // the default; none where the parameter is required, or Python draws its default
+  Ref read;  // from the first argument to what None stands for, of objects that live as long as the process; or None
 };
 
 // A call with all arguments, which are borrowed. No code of a program may run while it is used.
@@ -40,13 +39,12 @@ class ArgumentGuard {
  public:
   ArgumentGuard(Kind kind, PyObject* value);
   bool passes(PyObject* value) const;
-  int visit(visitproc visit, void* arg) const;
 
  private:
   enum class Form { tensor, sequence, of_class, value };
   Form form_;
   std::vector<TensorGuard> tensors_;
-  Ref value_;  // a class, or a value that the plan is specialised on
+  Ref value_;  // a class, or a value that the plan is specialised on: plain data, in no cycle
 };
 
 // A plan's key, the plan, and what is called: itself, or under autocast what it runs while these dispatch keys are
@@ -65,7 +63,10 @@ struct Entry : Found {
   std::vector<ArgumentGuard> guards;
 
   bool passes(const Asked& asked) const;
-  int visit(visitproc visit, void* arg) const;
+  int visit(visitproc visit, void* arg) const {
+    for (const Ref* held : {&around.preference, &parts}) Py_VISIT(held->ptr());
+    return 0;
+  }
 };
 
 class Table {
@@ -74,7 +75,7 @@ class Table {
   const Entry* find(const Asked& asked) const;
   // Adds an entry, which is found before those that look alike.
   void add(uint64_t hash, std::unique_ptr<Entry> entry);
-  void clear();
+  void clear() { size_ = 0, static_cast<void>(std::exchange(entries_, {})); }  // empty before a plan is freed
   size_t size() const { return size_; }
   int visit(visitproc visit, void* arg) const;
 

@@ -11,8 +11,8 @@ extern PyTypeObject LookupType;  // the base of an operator's class, which finds
 extern PyTypeObject DirectType;  // a plan that is a function of machine code, run without the interpreter's lock
 extern PyTypeObject JoinType;    // a forward plan and a backward operator as one node of autograd
 
-// A parameter's name, kind and default; whether it is required, passed by name alone, and drawn anew.
-using GivenParam = std::tuple<Ref, char, Ref, bool, bool, bool, Ref>;
+// A parameter's name, kind and default; whether it is required or passed by name alone; what reads it.
+using GivenParam = std::tuple<Ref, char, Ref, bool, bool, Ref>;
 
 // Lets calls of `operator_` come to its Lookup from now on; `python` is its __call__, `reference` torch's function.
 void adopt(Ref operator_, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference);

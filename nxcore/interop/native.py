@@ -107,9 +107,8 @@ def adopt(operator: Any, spec: OpSpec) -> None:
             p.name,
             LETTERS[p.kind],
             p.default,
-            p.default is REQUIRED,
+            p.default is REQUIRED or isinstance(p.default, Drawn),  # which Python draws for each call
             p.keyword,
-            isinstance(p.default, Drawn),
             p.read and _reader(p.read),
         )
         for p in spec.params

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 import torch
 
@@ -9,6 +11,9 @@ import nxcore
 from nxcore.interop import native
 from nxcore.interop.autograd import Differentiable
 from nxcore.plugin import Launched, note
+from nxcore.registry.discovery import discover
+from nxcore.session import Session
+from nxcore.settings import Settings
 from nxcore.spec import launched
 from nxcore.spec.problem import Problem
 
@@ -131,6 +136,53 @@ def test_one_alone_is_no_part(path):
     many, one = gradients(Driver(), SIZES[:1])()
     assert many[0].untyped_storage().nbytes() == 60
     assert one.untyped_storage().nbytes() == 4
+
+
+def through_an_operator(made, xs, logits, grad):
+    """Return a node whose backward operator has ``made`` as its plan."""
+    spec = nxcore.op("softmax_sum").spec
+    back = Session(Settings(native=True), discover(found=())).op("softmax_sum_backward")
+    with torch.no_grad():
+        back.replan(back.key(grad, xs, logits, (True,) * (len(xs) + 1)), made)
+    described = Problem.of(spec, (xs, logits)).args
+    return Differentiable(spec, described, spec.gradient, lambda *_: torch.empty(4), back, None).compiled(
+        EXTENSION
+    )
+
+
+@COMPILED
+def test_no_object_of_python_is_made_for_a_gradient(path):
+    """One thread would make it, and another free it."""
+    driver = Driver()
+    grad, xs, logits = arguments([(3,)] * 60)
+    node = through_an_operator(plan(driver), xs, logits, grad)
+    node(xs, logits).backward(grad)
+    result = node(xs, logits)
+    tracemalloc.start()
+    try:
+        result.backward(grad)
+        assert tracemalloc.get_traced_memory()[1] < 60 * 64
+    finally:
+        tracemalloc.stop()
+    assert len(driver.launches) == 2
+
+
+@COMPILED
+def test_a_plan_in_python_reads_the_gradients_of_a_program_that_it_calls(path):
+    driver, seen = Driver(), []
+    grad, xs, logits = arguments(SIZES)
+    made = plan(driver)
+
+    def watched(*args):
+        seen.append(made(*args))
+        return seen[-1]
+
+    node = through_an_operator(watched, xs, logits, grad)
+    for _ in range(2):
+        found = torch.autograd.grad(node(xs, logits), [*xs, logits], grad)
+        many, one = seen[-1]
+        assert [t.data_ptr() for t in found] == [t.data_ptr() for t in (*many, one)]
+    assert len(driver.launches) == 2
 
 
 @pytest.mark.gpu
