@@ -1,11 +1,12 @@
 """Operators of models' modules, forward and backward: who wins on the device, and by the clock.
 
-    python benchmarks/walls.py [--seconds N] [--output FILE] [--device cpu] [MODEL ...]
+    python benchmarks/walls.py [--seconds N] [--output FILE] [--device cpu] [MODEL[:LINE] ...]
 
 For each problem of ``benchmarks/workloads`` in bfloat16, three sides take turns: torch's own call with its
 autograd, the kernels that are on record as the winners of both halves, and the operator as it is served.
 *Device* is the device's time of both ways: calls wait behind a pause, so that the host is ahead. *Wall* is
 the clock's time of calls in a row that are waited for at the end. Figures are torch's time over the side's.
+After its name, the line of a model's file may stand that its problems begin at, counted from 0.
 """
 
 from __future__ import annotations
@@ -207,10 +208,10 @@ def main() -> None:
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     record = {"device": describe(given.device).to_dict() | {"torch": str(torch.__version__)}, "models": {}}
-    for model in given.models:
+    for model, _, first in (name.partition(":") for name in given.models):
         rows: list[dict[str, Any]] = []
         record["models"][model] = rows
-        for text in (FOLDER / f"{model}.jsonl").read_text(encoding="utf-8").splitlines():
+        for text in (FOLDER / f"{model}.jsonl").read_text(encoding="utf-8").splitlines()[int(first or 0) :]:
             if time.monotonic() > end:
                 print(f"{model}: not all measured")
                 break
