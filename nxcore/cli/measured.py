@@ -117,7 +117,7 @@ def described(problem: dict[str, Any]) -> str:
     """
     from nxcore import session
 
-    spec = session.default().registry.ops.get(problem["op"])
+    spec = session.default().registry.ops.get(problem.get("op", ""))  # nothing is known of what is left out
     defaults = {p.name: p.default for p in spec.params} if spec else {}
     found = []
     for name, value in problem.items():
