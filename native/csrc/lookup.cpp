@@ -80,8 +80,7 @@ bool read(const State& state, Asked& asked) {
   }
 }
 
-// Finds the plan of a call and its key, or torch's own function and None for a call that is met rarely. Returns false
-// where only Python may find one, or with an error set.
+// Finds a call's plan and key, or torch's function and None where it is met rarely. False: Python's, or an error set.
 bool look_up(State& state, PyObject* const* bound, Found& found) {
   Asked asked{state.params, bound};
   if (!read(state, asked)) return false;

@@ -80,9 +80,8 @@ bool add(const Program& program, PyObject* value, bool leaf, Call& call) {
   if (!is_tensor(value)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(value);
   if (tensor.device() != program.device || (leaf && tensor.grad_fn())) return false;
-  const int64_t address = reinterpret_cast<int64_t>(tensor.const_data_ptr());
-  call.addresses.push_back(address);
-  return !program.aligned || address % ALIGNED == 0;
+  call.addresses.push_back(reinterpret_cast<int64_t>(tensor.const_data_ptr()));
+  return !program.aligned || call.addresses.back() % ALIGNED == 0;
 }
 
 bool read(const Program& program, const Argument& argument, PyObject* value, Call& call) {
@@ -165,8 +164,10 @@ std::unique_ptr<Program> program_of(PyObject* given) {
                                 decltype(made->views), Ref, at::Device, bool, uintptr_t, Addresses, Addresses, Ref>>(
           pybind11::handle(given));
   for (auto& [function, block, holes, shape, parameters, floats] : steps) {
-    const bool fits = shape.empty() ? parameters.size() <= WORDS : shape.size() == 7 && block.size() <= BYTES;
-    TORCH_CHECK_VALUE(fits && floats.size() <= DOUBLES * sizeof(double), "a step takes more than a function does");
+    const bool fits = shape.empty() ? parameters.size() <= WORDS : shape.size() == 7;
+    TORCH_CHECK_VALUE(fits && block.size() <= BYTES && floats.size() <= DOUBLES * sizeof(double),
+                      "a launch has a grid, a block and shared memory; a function takes at most ", WORDS, " integers, ",
+                      DOUBLES, " floating numbers, ", BYTES, " bytes");
     for (const auto& [at, index, shift] : holes)
       TORCH_CHECK_VALUE(at + sizeof(int64_t) <= block.size(), "an address has no place");
     made->steps.push_back({reinterpret_cast<void*>(function), block, holes, shape, parameters, floats});
