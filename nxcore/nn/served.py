@@ -191,8 +191,8 @@ def _counting(cls: Any, torchs: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's result; now and then look at the shape."""
         if not is_compiling():
             own = self.__dict__
-            count = own[LEFT] = own.get(LEFT, 0) + 1
-            if not count % EACH and _came_back(self, input):
+            own[LEFT] = count = own[LEFT] + 1  # set since the module was looked at
+            if not count & (EACH - 1) and _came_back(self, input):
                 own[RETURNED] = True
                 look(self)
                 return cls.forward(self, input)
@@ -225,6 +225,7 @@ def rest(module: nn.Module, why: str = "", *, given: bool = False, counting: boo
         key = id(module)
         if counting:
             _counts[key] = {}
+            vars(module).setdefault(LEFT, 0)
         _resting[key] = weakref.ref(module, lambda _: _drop(key))
         if why:
             _reasons[key] = why
