@@ -186,7 +186,8 @@ class ModelWhole(Whole):
 
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
         if why := self._unsettled(module):
-            self._waits = True
+            why = self._settle(key, tensors, why)
+            self._waits = bool(why)
             return why
         for part in parts_of(module):
             part.outer = part.outer or self
@@ -210,6 +211,7 @@ class ModelWhole(Whole):
                 self.end("its losses use other results than before")
             else:
                 self._uses = used
+                self._older.clear()
                 self._again()
 
     def _exactly(self, module: nn.Module, tensors: Sequence[Tensor], found: Any) -> Tensor | None:

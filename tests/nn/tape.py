@@ -78,7 +78,7 @@ class Tape:
                 for func, args, kwargs, out in notes.lines:
                     again = func(*args, **kwargs)
                     for mine, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
-                        if isinstance(mine, Tensor) and mine.data_ptr() != new.data_ptr():
+                        if isinstance(mine, Tensor) and new is not None and mine.data_ptr() != new.data_ptr():
                             mine.copy_(new)
 
         return result, replay

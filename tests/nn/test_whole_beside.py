@@ -91,9 +91,9 @@ def test_without_a_process_beside_the_program_the_capture_races(survey):
     assert not survey.asked
 
 
-@pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0], None])
+@pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0], None, "waits"])
 def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
-    """Without times the second one fails."""
+    """Without times the second one fails, or has to wait."""
     plain = network()
     ours = copy.deepcopy(plain)
     nxcore.accelerate(ours, watch=False)
@@ -104,13 +104,15 @@ def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
         monkeypatch.setattr(renewal, "compared", lambda _, *works: [work() for work in works] and times)
         if times is None:
             monkeypatch.setattr(whole, "Capture", lambda *_, **__: 1 / 0)
+        if times == "waits":
+            part._unsettled = lambda _: "a choice is being made"
         survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
         part._looked = whole.LOOK - 1  # the next call looks
         agree(plain, ours, 3, SHAPE)
         ((new,),) = part._captures.values()
         assert (new is old) == (times != [2.0, 1.0])
         assert not part._older
-        assert not part.early
+        assert part.early == (times == "waits")
         before = ours[1].num_batches_tracked.clone()
         agree(plain, ours, 2, SHAPE)
         assert ours[1].num_batches_tracked == before + 2
