@@ -61,6 +61,7 @@ PyObject* add(PyObject* self, PyObject* program) {
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
+
 PyObject* size(PyObject* self, PyObject*) { return PyLong_FromSize_t(Direct::of(self).programs.size()); }
 
 // Direct(call)

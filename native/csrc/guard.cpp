@@ -83,6 +83,7 @@ bool TensorGuard::passes(PyObject* value) const {
 }
 
 void mix(uint64_t value, uint64_t& hash) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29; }
+
 bool mix_tensor(PyObject* tensor, Apart apart, uint64_t& hash) {
   const at::TensorImpl* impl = impl_of(tensor);
   if (impl->layout() != at::kStrided || impl->has_symbolic_sizes_strides()) return false;
@@ -97,7 +98,9 @@ bool mix_tensor(PyObject* tensor, Apart apart, uint64_t& hash) {
   mix(static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 16 | (impl->device().index() + 1), hash);
   return !without_memory(impl);
 }
+
 Ref sizes_of(PyObject* tensor) { return pybind11::tuple(pybind11::cast(impl_of(tensor)->sizes().vec())); }
+
 bool alike(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;

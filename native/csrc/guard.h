@@ -17,8 +17,7 @@ extern struct Environment {
   const at::Context* settings;
 }* const environment;
 
-// What is in force around a call. Dispatch keys that are included or excluded in this thread are those of
-// autocast, modes, transforms, traces and inference mode.
+// What is in force around a call. A thread's dispatch keys tell autocast, modes, transforms, traces, inference mode.
 struct Around {
   // Reads the calling thread's state. Returns false where only the Python path serves a call.
   bool read(bool lowers);
@@ -53,8 +52,7 @@ bool is_sequence(PyObject* value);  // a tuple or list
 // The items of a sequence, or the value itself. Borrowed: no code of a program may run while they are used.
 at::ArrayRef<PyObject*> items_of(PyObject* const& value);
 
-// What a hash tells apart: calls, by what differs most often, which is sizes; or families, which are all calls that
-// differ in the sizes and strides of their tensors alone.
+// What a hash tells apart: calls, by their sizes; or families, whose calls differ in sizes and strides alone.
 enum class Apart { calls, families };
 
 void mix(uint64_t value, uint64_t& hash);
@@ -62,8 +60,7 @@ void mix(uint64_t value, uint64_t& hash);
 bool mix_tensor(PyObject* tensor, Apart apart, uint64_t& hash);
 Ref sizes_of(PyObject* tensor);  // a tuple
 
-// Whether two values are equal and of equal classes, without running code of a program: anything but
-// numbers, strings and tuples of them is compared by identity.
+// Whether two values are of one class and equal; by identity, but for numbers, strings and tuples: no program's code.
 bool alike(PyObject* a, PyObject* b);
 
 }  // namespace nxcore

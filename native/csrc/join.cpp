@@ -39,8 +39,7 @@ struct Plan {
   bool checks;   // whether to look which gradients this pass needs
   size_t count;  // of the operator's arguments
   uint64_t id;   // no two plans of a process have the same one
-  // Where the backward operator's arguments come from, by which gradients a pass needs: see Differentiable.order. None
-  // where Python makes the arguments. Found in the first such pass; the constants are plain data.
+  // Of the gradients that a pass needs: see Differentiable.order. None where Python makes the backward's arguments.
   std::map<uint64_t, Ref> orders;
 
   int visit(visitproc visit, void* arg) const {
@@ -107,8 +106,7 @@ bool plain(const at::Tensor& grad) {
   return !c10::GradMode::is_enabled() && off.has_all(c10::autocast_dispatch_keyset) && !grad.key_set().has_any(odd);
 }
 
-// A view of all of `grad` becomes `grad`: with no other reference it would become a leaf's gradient without a
-// copy, and two leaves would share memory.
+// A view of all of `grad` becomes `grad`: torch would make it a leaf's gradient without a copy, in shared memory.
 at::Tensor itself(const at::Tensor& found, const at::Tensor& grad) {
   const bool same = found.defined() && !found.is_same(grad) && found.numel() && found.sizes().equals(grad.sizes()) &&
                     found.strides().equals(grad.strides()) && found.scalar_type() == grad.scalar_type() &&
@@ -211,8 +209,7 @@ bool collect(const Plan& plan, PyObject* const* args, variable_list& flat) {
   return true;
 }
 
-// The tensors of a forward plan's result, the one with a gradient first. Returns false for another form, or
-// for a result that is not fresh: a view or an argument needs torch's own care.
+// The tensors of a forward plan's result, that with a gradient first. False for a view or an argument: torch's care.
 bool fresh(const Plan& plan, PyObject* result, const variable_list& flat, variable_list& outs) {
   if (plan.inner || plan.keeps ? !PyTuple_CheckExact(result) : is_sequence(result)) return false;
   for (PyObject* item : items_of(result)) {

@@ -172,7 +172,9 @@ PyObject* drop_counts(PyObject* self, PyObject*) {
   Lookup::of(self).rare.clear();
   Py_RETURN_NONE;
 }
+
 PyObject* size(PyObject* self, PyObject*) { return PyLong_FromSize_t(Lookup::of(self).table.size()); }
+
 PyObject* get_near(PyObject* self, void*) {
   PyObject* near = Lookup::of(self).near.ptr();
   return near ? Py_NewRef(near) : PyErr_Format(PyExc_AttributeError, "near");
