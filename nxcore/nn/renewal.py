@@ -34,7 +34,7 @@ def faster(new: Capture, old: Capture, tensors: Sequence[Tensor], recorder: Reco
     """Return whether replays of ``new`` take less time than those of ``old``."""
     if not old.may_begin():  # what its last replay saved is still needed
         return new.replayed_ms <= old.replayed_ms
-    with new.lock, untouched(new.inside.buffers), thrown(recorder, recorder.dice()):
+    with new.lock, torch.no_grad(), untouched(new.inside.buffers), thrown(recorder, recorder.dice()):
         before, after = compared(recorder, *(functools.partial(_replay, c, tensors) for c in (old, new)))
     return after <= before
 

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 import nxcore
 from nxcore.nn import exchange, whole
+from nxcore.nn.renewal import faster
 from tests.nn.tape import Tape
 
 MET = 2
@@ -132,6 +133,16 @@ def test_results_are_tensors_of_their_own():
         loss = loss + 3 * boxes.mul_(2).sum()  # which isn't changed so
         found.append((boxes, torch.autograd.grad(loss, [*model.parameters()])))
     torch.testing.assert_close(*found)
+
+
+def test_a_capture_that_is_timed_has_no_gradients_of_its_inputs(tape):
+    plain, ours = two("named")
+    agree(plain, ours, MET)
+    (capture,) = next(iter(part(ours)._captures.values()))
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    faster(capture, capture, [x], tape)
+    assert not any(given.requires_grad for given in capture._recorded.given)
+    agree(plain, ours)
 
 
 @pytest.mark.parametrize("further", [{"retain_graph": True}, {"create_graph": True}])
