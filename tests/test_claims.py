@@ -151,7 +151,7 @@ def test_the_gains_of_classifiers_are_the_records() -> None:
     assert f"from {low:.2f} (ConvNeXt-tiny) to {high:.2f} (RegNet)" in " ".join(page.split())
 
 
-@pytest.mark.parametrize("name", ["windows", "windows-again", "replayed-float32"])
+@pytest.mark.parametrize("name", ["windows", "windows-again"])
 def test_the_speeds_of_replayed_models_are_the_records(name: str) -> None:
     page = (ROOT / "docs/modules.md").read_text(encoding="utf-8")
     record = ROOT / f"benchmarks/results/nvidia-h200/2026-11-26-steps-{name}.json"
