@@ -14,15 +14,14 @@ many plain steps, each by the turn beside it, over that of all its steps. Time i
 processor time of all threads of the process. Each ``--policy`` has a row of its own; without one the policy
 is that of the environment. ``good`` is the end of the last window that was slower than plain by more than 2%,
 and ``worst`` the lowest ratio of a window; ``reached`` is when the accelerated model began to take at most
-1.1 times what it takes in the later half. ``first`` is the time of
-the first step, and of the plain process's, and ``10 s`` what the first ten seconds cost beyond as many plain
-steps. ``GiB`` is the device's memory that the process has reserved, and the plain one's. Then come the
-kernels compiled and the races held in that process, up to the first 10 s and in all, the verdicts of the
-watch, and in the file what ``explain`` shows. ``--export`` writes what was measured as a file of the
+1.1 times what it takes in the later half. ``first`` is the time of the first step, and of the plain
+process's, and ``10 s`` what the first ten seconds cost beyond as many plain steps. ``GiB`` is the device's
+memory that the process has reserved, and the plain one's. Then come the kernels compiled and the races held
+in that process, up to the first 10 s and in all, the verdicts of the watch, and in the file what ``explain``
+shows, and the problems that the process measured. ``--export`` writes what was measured as a file of the
 package's record, one a model; ``--shipped`` takes the package's record from a folder. With ``--same`` the
 other process runs the plain model too: the ratios are what the machine's noise gives. Models of torchvision
-need it; the others are networks of
-the tests, and of ``models.py``.
+need it; the others are networks of the tests, and of ``models.py``.
 """
 
 from __future__ import annotations
@@ -209,10 +208,16 @@ def plain_of(how: How) -> tuple[nn.Module, Tensor, float]:
     return model, x, turn(model, x, how, 0.0, 1).seconds
 
 
+def problems(document: dict[str, Any]) -> list[str]:
+    """Return what a process has measured: each problem and the kernel that was chosen."""
+    found = [(e["page"]["decision"], e["key"]) for part in document["environments"] for e in part["entries"]]
+    return [f"{made['chosen']}: {json.dumps(of, sort_keys=True)}" for made, of in found]
+
+
 def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> None:
     """Accelerate the model; for each line with seconds, run a turn and print it.
 
-    At the end what was measured is written into ``folder``.
+    At the end what was measured is written into ``folder``; before it comes what ``explain`` shows.
     """
     import nxcore
     from nxcore import nas, session
@@ -224,8 +229,9 @@ def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> 
     model, x = made(how)
     for line in sys.stdin:
         if line.strip() == "explain":
+            measured = problems(transfer.exported(session.default().wisdom.store))  # explain measures none
             with torch.autocast(x.device.type, torch.bfloat16, enabled=how.half):
-                print(json.dumps(str(nxcore.explain(model, x))), flush=True)
+                print(json.dumps([str(nxcore.explain(model, x)), *measured]), flush=True)
             continue
         if float(line) == 0:  # the first: what precedes it counts too
             began = time.perf_counter()
@@ -257,11 +263,10 @@ def turns(
     """Yield the accelerated model's seconds so far, and a turn of both models; the first is one step.
 
     No turn but the first begins after ``limit`` seconds. What was measured is written into ``folder``, and
-    ``explained`` gets what ``explain`` shows at the end. The plain model has turns from ``beside`` on.
+    ``explained`` gets what ``serve`` prints at the end. The plain model has turns from ``beside`` on.
     """
     until = time.perf_counter() + limit
-    given = ["--half"] * how.half + ["--eval"] * how.evaluation
-    given += ["--same"] * how.same
+    given = ["--half"] * how.half + ["--eval"] * how.evaluation + ["--same"] * how.same
     given += [] if folder is None else ["--export", str(folder)]
     given += [] if shipped is None else ["--shipped", str(shipped)]
     child = subprocess.Popen(
@@ -291,7 +296,8 @@ def turns(
         if explained is not None:
             child.stdin.write("explain\n")
             child.stdin.flush()
-            explained(json.loads(child.stdout.readline()))
+            for text in json.loads(child.stdout.readline()):
+                explained(text)
     finally:
         child.stdin.close()
         child.wait()
@@ -344,13 +350,7 @@ def counts(found: list[tuple[float, Turn, Turn]]) -> str:
     """Return what was compiled and raced in the first ten seconds, and in all."""
     early = [own.tally for at, _, own in found if at <= LEARNING_S or own is found[0][2]]
     first, last = early[-1], found[-1][2].tally
-    names = "compilations", "races"
-    return ", ".join(f"{first.get(name, 0)}/{last.get(name, 0)} {name}" for name in names)
-
-
-def policy() -> str:
-    """Return the policy of the accelerated process."""
-    return os.environ.get("NXCORE_POLICY", "online")
+    return ", ".join(f"{first.get(n, 0)}/{last.get(n, 0)} {n}" for n in ("compilations", "races"))
 
 
 def device() -> str:
@@ -377,7 +377,8 @@ def main() -> None:
     parser.add_argument("--same", action="store_true", help="plain beside plain")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    for name, rule in itertools.product(given.names, given.policy or [policy()]):
+    usual = os.environ.get("NXCORE_POLICY", "online")
+    for name, rule in itertools.product(given.names, given.policy or [usual]):
         how = How(name, given.half, given.eval, given.same, rule)
         if given.serve:
             serve(how, given.export, given.shipped)

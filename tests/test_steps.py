@@ -106,7 +106,7 @@ def test_plain_turns_begin_late_and_those_before_are_in_no_ratio(monkeypatch):
 def test_what_was_measured_and_explained_is_asked_of_the_process(monkeypatch, tmp_path):
     asked, child = [], SimpleNamespace(stdin=io.StringIO(), send_signal=lambda _: None, wait=lambda: 0)
     monkeypatch.setattr(child.stdin, "close", lambda: None)
-    answers = iter([asdict(Turn(1.0, 1.0, 1, [])), "a table"])
+    answers = iter([asdict(Turn(1.0, 1.0, 1, [])), ["a table", "torch: a problem"]])
     child.stdout = SimpleNamespace(readline=lambda: json.dumps(next(answers)))
     monkeypatch.setattr(steps.subprocess, "Popen", lambda given, **_: asked.extend(given) or child)
     monkeypatch.setattr(steps, "made", lambda _: (None, None))
@@ -114,11 +114,16 @@ def test_what_was_measured_and_explained_is_asked_of_the_process(monkeypatch, tm
     shown = []
     how, more = How("darts", False, False, same=True), {"folder": tmp_path, "shipped": tmp_path / "record"}
     assert len(list(steps.turns(how, 1.0, "", explained=shown.append, **more))) == 1
-    assert shown == ["a table"]
+    assert shown == ["a table", "torch: a problem"]
     assert asked[asked.index("--export") + 1] == str(tmp_path)
     assert asked[asked.index("--shipped") + 1] == str(tmp_path / "record")
     assert "--same" in asked
     assert child.stdin.getvalue().endswith("explain\n")
+
+
+def test_a_process_names_the_problems_that_it_measured():
+    entry = {"key": {"op": "add", "alpha": 2}, "page": {"decision": {"chosen": "cuda"}}}
+    assert steps.problems({"environments": [{"entries": [entry]}]}) == ['cuda: {"alpha": 2, "op": "add"}']
 
 
 def test_a_search_network_of_stacked_outputs_is_left_as_it_is():
