@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nxcore.testing.rules import repeats_itself
+from tests.paths import BOTH
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,6 +29,12 @@ def test_what_is_named_is_there(pytestconfig: pytest.Config) -> None:
         test = within[-1] if within else ""
         text = (ROOT / path).read_text(encoding="utf-8")
         assert f"def {test}(" in text or not test, name
+
+
+def test_the_sanitizers_leave_out_places_of_both_paths():
+    left_out = runpy.run_path(str(ROOT / "native" / "sanitize.py"))["ELSEWHERE"]
+    assert all(any(place.startswith(out) for place in BOTH) for out in left_out)
+    assert not any(place.startswith(left_out) for place in ("tests/null/call/", "tests/null/interop/"))
 
 
 def test_a_test_draws_the_same_numbers_in_every_run():
