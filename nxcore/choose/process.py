@@ -18,7 +18,7 @@ LAST_LINES = 3
 """The lines of its standard error that are quoted where a worker fails."""
 
 Heard = Callable[[str, Callable[[str], object]], object]
-"""Takes a word that a worker says, and a function that tells it another one."""
+"""A function that takes a worker's word, and a function that sends it an answer."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Process:
         self.say(task.request)
 
     def say(self, what: Mapping[str, Any] | str) -> None:
-        """Tell it a task, or a word."""
+        """Send it a task, or a word."""
         with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, which its answers will tell
             self._tasks.write(json.dumps(what).encode() + b"\n")
 

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-ASKS, GO, OVER = "asks", "go", "over"
-"""What the process says before a race, what the program answers, and what the process says after it."""
+ASKS, GO, OVER = "waits", "go", "over"
+"""The word of the process before a race, the program's answer, and the word of the process after it."""
 
 PATIENCE_S = 0.3
 """Seconds after which the process races beside the program, which may do anything else between two steps."""
@@ -39,7 +39,7 @@ class Turns:
         return self._answer is not None
 
     def heard(self, word: str, answer: Say) -> None:
-        """Note what the process says; ``answer`` tells it something. Calls are in other threads."""
+        """Note a word of the process; ``answer`` sends it one. Calls are in other threads."""
         if word == OVER:
             self._answer = None
             self._over.set()
@@ -52,7 +52,7 @@ class Turns:
     def give(self, most_s: float) -> float:
         """Leave the device to the process until its race is over; return the seconds that this took.
 
-        That is at most ``most_s``, and none where the process doesn't ask.
+        That is at most ``most_s``, and none where the process doesn't wait.
         """
         answer, self._answer = self._answer, None
         if answer is None:
@@ -69,7 +69,7 @@ class Turn:
     Parameters
     ----------
     say : callable
-        Tells the program something.
+        Sends the program a word.
     patience : float
         See ``PATIENCE_S``.
 

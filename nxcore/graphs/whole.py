@@ -28,7 +28,7 @@ ROOM = 1.0
 """The free memory that a backward pass and a capture may need, relative to what a forward pass took."""
 
 COMES = 4.0
-"""What a capture costs a program besides its steps, relative to its first run, which only finds problems."""
+"""The cost of a capture besides the program's steps, relative to its first run, which only finds problems."""
 
 LONGEST_S = 45.0
 """Seconds of steps after which a network waits no longer for what its replays save."""

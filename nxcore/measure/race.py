@@ -25,7 +25,7 @@ from nxcore.spec import tally
 from nxcore.spec.device import current, synchronize
 
 ALONE: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-"""What a race is within; in a process that measures beside the program, a turn on the device."""
+"""The context of a race; in a process that measures beside the program, a turn on the device."""
 
 Clock = Callable[[], int]
 Settled = Callable[[Mapping[str, Timing]], bool]

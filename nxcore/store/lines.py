@@ -1,4 +1,4 @@
-"""Lines: a file of the package, whose entries are parsed where they are asked for.
+"""Lines: a file of the package, whose entries are parsed where they are needed.
 
 It has an entry a line. A process wants a few of thousands, and all of them as objects would be looked at by
 each collection of Python's garbage.
@@ -16,7 +16,7 @@ FORMAT, ENTRIES = '{"format":', '"entries":['
 """How the first line begins, and how a line ends after which an environment's entries follow."""
 
 KEY, PAGE = '{"key":', ',"page":'
-"""What is before the key of an entry, and before its page."""
+"""The text before the key of an entry, and before its page."""
 
 _decoder = json.JSONDecoder()
 

@@ -75,7 +75,7 @@ def test_a_race_is_within_a_turn(monkeypatch):
 PROCESS = """
 import json, sys
 sys.stdin.readline()
-print(json.dumps("asks"), flush=True)
+print(json.dumps("waits"), flush=True)
 word = json.loads(sys.stdin.readline())
 print(json.dumps("over") + chr(10) + json.dumps({"why": word}), flush=True)
 """
