@@ -141,6 +141,8 @@ def one_of(what: str, got: object, known: Iterable[str]) -> str:
 
 def _meant(name: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name in any case; empty if none is."""
+    if not isinstance(name, str):
+        return ""  # None is near to "online"
     spelt = {each.lower(): each for each in known}
     close = difflib.get_close_matches(str(name).lower(), spelt, n=1)
     return f"; did you mean {spelt[close[0]]!r}?" if close else ""

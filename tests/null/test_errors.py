@@ -107,6 +107,7 @@ def test_a_message_lists_few_operators_and_no_hundred():
 def test_a_choice_is_listed_once():
     assert one_of("part", "qqq", ("a", "b")) == "part must be one of a, b, got 'qqq'"
     assert one_of("part", "numb", ("cuda", "numba")).endswith("got 'numb'; did you mean 'numba'?")
+    assert one_of("policy", None, ("measure", "online")).endswith("online, got None")
 
 
 def test_what_is_neither_an_operator_nor_a_model_is_not_explained():
