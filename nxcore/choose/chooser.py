@@ -23,7 +23,7 @@ from nxcore.choose.pairs import Pairs
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
-from nxcore.choose.survey import FEW, LAST, Survey
+from nxcore.choose.survey import FEW, Survey
 from nxcore.choose.workers import Workers
 from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
@@ -180,10 +180,12 @@ class Chooser:
         if self.policy == "online" and not self.recall.wisdom.has(device):
             self.survey.prepare(device)
 
-    def spare(self, device: torch.device, *, again: bool) -> None:
-        """Have a run for a capture measure a few problems itself: on a known device, or not the first run."""
-        few = FEW if self.recall.wisdom.has(device) else 0
-        self.survey.spare = LAST if again else few
+    def spare(self, device: torch.device, *, first: bool) -> None:
+        """Have the first run for a capture measure a few problems itself where the device is known.
+
+        The process that measures isn't started for them. Later runs find it at work beside them.
+        """
+        self.survey.spare = FEW if first and self.recall.wisdom.has(device) else 0
 
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
         """Return the choice that was made in this process, None if there is none."""

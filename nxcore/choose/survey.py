@@ -40,9 +40,8 @@ PAYS, PAID_S = 0.2, 1.0
 seconds it does. Steps that fill a device take 1.17 times as long beside it, by the records of ``COST``.
 """
 
-FEW, LAST = 8, 24
-"""The problems that are measured in a call sooner than a process is started for them, and sooner than a run
-is given up that isn't the first one."""
+FEW = 8
+"""The problems that are measured in a call sooner than a process is started for them."""
 
 OFTEN = 0.75
 """The share of the time from which on a device counts as full."""

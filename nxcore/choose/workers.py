@@ -27,8 +27,11 @@ from nxcore.spec.device import properties
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
 
-MOST, MANY = 8, 8
-"""The most workers of a process, and the cores from which on one that only calls has several."""
+MOST = 8
+"""The most workers of a process."""
+
+MANY = 8
+"""The cores from which on a process that only calls has several workers."""
 
 SEVERAL = 2
 """The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
@@ -38,11 +41,17 @@ BESIDE = 0.02
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-PATIENCE_S, IDLE_S = 600.0, 10.0
-"""Seconds after which a worker that doesn't answer is ended, and one without a task, which holds memory."""
+PATIENCE_S = 600.0
+"""Seconds after which a worker that doesn't answer is ended."""
 
-LEAVING_S, POLL_S = 1.0, 0.05
-"""Seconds that workers together have for the steps that they are in, and between looks at the program."""
+IDLE_S = 10.0
+"""Seconds after which a worker without a task is ended, which holds memory."""
+
+LEAVING_S = 1.0
+"""Seconds that workers together have for the steps that they are in, once the program ends."""
+
+POLL_S = 0.05
+"""Seconds between two looks at the program."""
 
 
 class Workers:

@@ -46,7 +46,7 @@ SELDOM = 10
 
 PATIENCE = 2
 """How often a capture waits for problems that are measured beside the program: those of its first run, and
-those that the kernels chosen for them lead to, if they are many. A few are measured in its run.
+those that the kernels chosen for them lead to. The few that these lead to are measured in its run.
 """
 
 MOST = 4096
@@ -284,7 +284,7 @@ class Part:
             self._made, self._waits = self._made + 1, False
             try:
                 patient = self._patience > 0
-                default().chooser.spare(tensors[0].device, again=self._patience < PATIENCE)
+                default().chooser.spare(tensors[0].device, first=self._patience == PATIENCE)
                 run = deciding(patient=patient, finding=patient and self.gives_up)
                 with torch.enable_grad(), run, autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
