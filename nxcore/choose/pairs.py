@@ -118,6 +118,7 @@ class Pairs:
         self._lock = threading.Lock()
         self.made, self.waiting = 0, 0
         self._effort: race.Effort | None = None  # of a block that measures ahead
+        self._anew: set[Key] | None = None  # decided in a block that measures again
 
     def hold(self, lock: Lock) -> None:
         """Use another lock; drop all decisions."""
@@ -127,13 +128,17 @@ class Pairs:
             self._latest.clear()
 
     @contextlib.contextmanager
-    def every(self, effort: race.Effort | None = None) -> Iterator[None]:
-        """Leave no pair of this block's calls without a race, of that effort; by default one of a call."""
-        before, self._effort = self._effort, effort or self.recall.tuner.effort
+    def every(self, effort: race.Effort | None = None, *, again: bool = False) -> Iterator[None]:
+        """Leave no pair of this block's calls without a race, of that effort; by default one of a call.
+
+        With ``again``, decisions from before the block don't count.
+        """
+        before = self._effort, self._anew
+        self._effort, self._anew = effort or self.recall.tuner.effort, set() if again else None
         try:
             yield
         finally:
-            self._effort = before
+            self._effort, self._anew = before
 
     def certain(self, problem: Problem, gain_us: float) -> bool:
         """Return whether halves gain so much that their pair needs no race in a call."""
@@ -151,6 +156,8 @@ class Pairs:
 
     def find(self, pair: Pair) -> Decision | None:
         """Return the decision on ``pair``; None if it wasn't measured with these kernels."""
+        if self._anew is not None and pair.key not in self._anew:
+            return None
         label, decision = self._found.get(pair.key, ("", None))
         if decision is not None and label == pair.label:
             return decision
@@ -252,6 +259,8 @@ class Pairs:
     def _hold(self, pair: Pair, decision: Decision) -> None:
         with self._lock:
             self.made += 1
+            if self._anew is not None:
+                self._anew.add(pair.key)
             self._found[pair.key] = pair.label, decision
             self._found.move_to_end(pair.key)
             self._latest |= dict.fromkeys((pair.problem, pair.forward[0]), pair.key)

@@ -254,7 +254,7 @@ def tuned(
         with deterministic(turn.of.deterministic):
             row = _row(recall, turn.of, again, turn.shortlist)
             if row.status == "measured" or (row.status == "known" and not _paired(session, turn.of)):
-                _measure_pair(session, turn.of, effort)
+                _measure_pair(session, turn.of, effort, again=again)
         yield row
 
 
@@ -297,10 +297,11 @@ def _paired(session: Session, cell: Cell) -> bool:
     return any(of["forward"] == wanted for of, _ in session.wisdom.shelf(facts, f"{op}{PAIR}").values())
 
 
-def _measure_pair(session: Session, cell: Cell, effort: Effort) -> None:
+def _measure_pair(session: Session, cell: Cell, effort: Effort, *, again: bool = False) -> None:
     """Measure forward and backward of a call together, if the cell is of a call that needs a gradient.
 
-    The calls do it themselves: the first knows the forward choice, the second the backward choice too.
+    With ``again``, it is measured though it is on record. The calls do it themselves: the first knows the
+    forward choice, the second the backward choice too.
     """
     spec = differentiated(session.registry, cell.spec)
     if spec is None or not (cell.needs_grad or spec is not cell.spec):
@@ -309,7 +310,7 @@ def _measure_pair(session: Session, cell: Cell, effort: Effort) -> None:
     leaves = [t for t in tensors_of(args) if t.requires_grad]
     operator = session.op(spec.name)
     try:
-        with session.policy("measure"), session.chooser.pairs.every(effort), torch.enable_grad():
+        with session.policy("measure"), session.chooser.pairs.every(effort, again=again), torch.enable_grad():
             for _ in range(3):
                 results = flatten(operator.run(*args, *[p.default for p in spec.params[len(args) :]]))
                 out = present(results[0], "out")

@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,12 +202,12 @@ def test_what_it_measured_is_known_where_a_gradient_is_needed(machine):
     assert machine.raced == []
 
 
-@pytest.mark.parametrize("op", ["depthwise_conv2d", "max_pool2d"])
-def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path, monkeypatch):
+def recorded(op, folder, monkeypatch):
+    """Return a session, the cells of a recorded call with a gradient, and the pairs that are raced."""
     fakes.identified(monkeypatch)
-    trace = tmp_path / "met.jsonl"
+    trace = folder / "met.jsonl"
     registry = fakes.registry(fakes.backend("fast"))
-    session = Session(Settings(cache=tmp_path / "cache", policy="estimate"), registry, fakes.QUICK)
+    session = Session(Settings(cache=folder / "cache", policy="estimate"), registry, fakes.QUICK)
     with session.record(trace):
         x, w = torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(2, 1, 3, 3, requires_grad=True)
         out = session.op(op)(x, *((w,) if op == "depthwise_conv2d" else (2,)))
@@ -216,23 +217,37 @@ def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path,
         seen.append((pair, self._effort))
         return Decision("torch", "reference", "")
 
-    monkeypatch.setattr(pairs.Pairs, "measure", measure)
-    monkeypatch.setattr(pairs, "CERTAIN_US", {"cpu": -1e6})  # a call would race none
-    seen = []
-    cells = ahead.of_trace(session.registry, trace)
-    assert [cell.spec.name.endswith("_backward") for cell in cells] == [True, False]
-
     def won(_, problem, args, entries, before=None):
         once = fakes.timing([1.0] * 12)
         candidates = tuple(dataclasses.replace(e.candidate, timing=once) for e in entries)
         return Decision("fast", "measured", "", candidates), once
 
+    monkeypatch.setattr(pairs.Pairs, "measure", measure)
+    monkeypatch.setattr(pairs, "CERTAIN_US", {"cpu": -1e6})  # a call would race none
     monkeypatch.setattr(Tuner, "measured", won)
+    seen = []
+    return session, ahead.of_trace(session.registry, trace), seen
+
+
+@pytest.mark.parametrize("op", ["depthwise_conv2d", "max_pool2d"])
+def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path, monkeypatch):
+    session, cells, seen = recorded(op, tmp_path, monkeypatch)
+    assert [cell.spec.name.endswith("_backward") for cell in cells] == [True, False]
     assert [row.status for row in ahead.tuned(session, cells)] == ["measured"] * 2
     ((pair, effort),) = seen
     assert effort is ahead.THOROUGH, "no call waits"
     assert pair.problem.op == op
     assert pair.label == "fast + fast"
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_pair_on_record_is_raced_again_if_asked(again, tmp_path, monkeypatch):
+    session, cells, seen = recorded("max_pool2d", tmp_path, monkeypatch)
+    page = SimpleNamespace(open=False, decision=Decision("torch", "measured", "by an older race"))
+    monkeypatch.setattr(pairs.Pairs, "_page", lambda *_: page)
+    monkeypatch.setattr(pairs, "_holds", lambda page: True)
+    list(ahead.tuned(session, cells, again=again))
+    assert len(seen) == again
 
 
 def test_a_pair_that_can_not_be_measured_is_told(machine, monkeypatch, caplog):
