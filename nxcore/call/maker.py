@@ -68,7 +68,7 @@ def make_operator(
     if len(bases) > 1:
         methods["by_kernel"] = scope["by_kernel_compiled"]
     cls = type(spec.name, bases, methods)
-    scope["__call__"].__doc__ = spec.reference.__doc__
+    scope["__call__"].__doc__, scope["__call__"].__qualname__ = spec.reference.__doc__, spec.name  # in errors
     operator: Operator = cls(spec, resolve, backend, recover, postpones)
     native.adopt(operator, spec)
     return operator
