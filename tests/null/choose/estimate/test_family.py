@@ -367,7 +367,7 @@ def test_sizes_met_before_any_was_measured_are_decided_by_those_learnt_first(wor
     assert exploring.decision.rule == "exploring"
     record(session, torch=100, fast=50)
     world.runs.clear()
-    called(session, 1024, MET)
+    called(session, 1024, MET - RARE - 1)  # a further one may be served by the kernel already
     session.chooser.learner.settle(30)
     assert session.chooser.known(problem(1024)).decision.rule == "family"
     assert world.runs == ["fast"], "on random numbers, in the background"
