@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -153,12 +153,11 @@ class Capture:
             raise CaptureError(DRAWS)
         return ran, grad
 
-    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def again(self, dice: Tensor | None) -> Iterator[None]:
         """Let a run be under the autocast of a replay that began with ``dice``, and draw what that drew."""
-        block = contextlib.ExitStack()
-        block.enter_context(autocast.as_in(self._casts))
-        block.enter_context(thrown(self._recorder, dice if self.draws else None))
-        return block
+        with autocast.as_in(self._casts), thrown(self._recorder, dice if self.draws else None):
+            yield
 
     def _of_part(
         self,

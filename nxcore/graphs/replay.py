@@ -40,7 +40,7 @@ class Replayed(Protocol):
     def keeps(self, number: int) -> bool:
         """Return whether the values saved by that replay are intact."""
 
-    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[object]:
+    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[None]:
         """Let a run be under the autocast of a replay that began with ``dice``, and draw what that drew."""
 
 

@@ -27,7 +27,7 @@ from nxcore.session import default
 ROOM = 1.0
 """The free memory that a backward pass and a capture may need, relative to what a forward pass took."""
 
-COMES = 4.0
+CAPTURE_COST = 4.0
 """The cost of a capture besides the program's steps, relative to its first run, which only finds problems."""
 
 LONGEST_S = 45.0
@@ -196,7 +196,7 @@ class Whole(Part):
         """Return whether a capture would cost more than its steps have saved, and replays save more."""
         ledger = self._ledger
         replays = self._interim is not None and self._interim[1].replays
-        return replays and ledger.spent_s < LONGEST_S and ledger.owes(COMES * self._tried_s)
+        return replays and ledger.spent_s < LONGEST_S and ledger.owes(CAPTURE_COST * self._tried_s)
 
     def _due(self, met: int) -> bool:
         return super()._due(met) and not (self._waits and self._owes())

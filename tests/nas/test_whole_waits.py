@@ -52,7 +52,7 @@ def survey(monkeypatch):
     monkeypatch.setattr(default().chooser, "survey", survey)
     monkeypatch.setattr(default().wisdom, "has", lambda device: False)
     monkeypatch.setattr(whole, "Ledger", Steps)
-    monkeypatch.setattr(whole, "COMES", 0.0)
+    monkeypatch.setattr(whole, "CAPTURE_COST", 0.0)
     tried = Capture._tried
 
     def asks(self, *args):
@@ -173,7 +173,7 @@ def test_a_capture_waits_until_its_cost_is_saved(survey, waiting, spent, capture
     part, survey.open = vars(patched)[PART], 0
     ledger, part._tried_s, part._patience = part._ledger, 1.0, 0
     ledger.each = 0.5 * PLAIN_S
-    monkeypatch.setattr(whole, "COMES", 3.0)
+    monkeypatch.setattr(whole, "CAPTURE_COST", 3.0)
     monkeypatch.setattr(whole, "LONGEST_S", 0.0 if spent else 45.0)
     before = len(survey.saved)
     agree(plain, patched, 1)

@@ -91,16 +91,22 @@ def test_without_a_process_beside_the_program_the_capture_races(survey):
     assert not survey.asked
 
 
-@pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0], None, "waits"])
-def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
-    """Without times the second one fails, or has to wait."""
+def captured():
+    """Return a plain model, an accelerated one, its replays and their capture."""
     plain = network()
     ours = copy.deepcopy(plain)
     nxcore.accelerate(ours, watch=False)
+    agree(plain, ours, MET + 1, SHAPE)
+    part = exchange.watch_of(ours).whole
+    ((capture,),) = part._captures.values()
+    return plain, ours, part, capture
+
+
+@pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0], None, "waits"])
+def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
+    """Without times the second one fails, or has to wait."""
     with nxcore.policy("online"):
-        agree(plain, ours, MET + 1, SHAPE)
-        part = exchange.watch_of(ours).whole
-        old = next(iter(part._captures.values()))[0]
+        plain, ours, part, old = captured()
         monkeypatch.setattr(renewal, "compared", lambda _, *works: [work() for work in works] and times)
         if times is None:
             monkeypatch.setattr(whole, "Capture", lambda *_, **__: 1 / 0)
@@ -119,13 +125,8 @@ def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
 
 
 def test_without_memory_for_two_captures_there_is_one(survey, monkeypatch):
-    plain = network()
-    ours = copy.deepcopy(plain)
-    nxcore.accelerate(ours, watch=False)
     with nxcore.policy("online"):
-        agree(plain, ours, MET + 1, SHAPE)
-        part = exchange.watch_of(ours).whole
-        old = next(iter(part._captures.values()))[0]
+        plain, ours, part, old = captured()
         monkeypatch.setattr(whole, "roomy", lambda *_: False)
         survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
         part._looked = whole.LOOK - 1
