@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from nxcore import session
 from nxcore.errors import InvalidInputError
@@ -58,6 +59,8 @@ class Sequential(nn.Sequential, Served):
 
     def forward(self, input: Any) -> Any:
         """Return the output of the last layer."""
+        if isinstance(input, Proxy):  # a look at the layers would leave its trace in the graph
+            return super().forward(input)  # type: ignore[no-untyped-call]  # torch has no types for it
         calls: list[Any] = []
         torchs = True
         for part in _parts(tuple(self._modules.values())):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -80,11 +80,49 @@ class Changes:
     moved = 0
 
 
+class Place(str):
+    """A class's ``__module__``, which its instances have of torch's class.
+
+    ``torch.fx`` keeps a module whole whose own ``__module__`` is one of ``torch.nn``, and runs any other with
+    proxies in place of tensors. A pickle and a class's ``repr`` read that of the class.
+
+    Parameters
+    ----------
+    place : str
+        The class's.
+    torchs : str
+        That of torch's class.
+    """
+
+    torchs: str
+
+    def __new__(cls, place: str, torchs: str) -> Self:
+        """Return the name of ``place``."""
+        made = super().__new__(cls, place)
+        made.torchs = torchs
+        return made
+
+    def __get__(self, module: nn.Module, _: type[nn.Module]) -> str:
+        """Return what an instance has."""
+        return self.torchs
+
+    def __reduce__(self) -> Any:
+        """Return what is pickled with a class: its name alone."""
+        return str, (str(self),)
+
+
 class Served(nn.Module):
     """A module whose ``forward`` runs an operator, unless ``refusal`` gives a reason."""
 
     _nxcore_left = _nxcore_served = 0
     _nxcore_returned = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let ``torch.fx`` keep modules of torch's classes whole."""
+        super().__init_subclass__(**kwargs)
+        torchs = next((c for c in cls.__mro__ if c.__module__.startswith("torch.nn.")), nn.Module)
+        if torchs is not nn.Module:
+            cls.__module__ = Place(cls.__module__, torchs.__module__)
 
     @staticmethod
     def concerns(module: Any) -> bool:  # noqa: ARG004  only containers read it
