@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import nxcore
 from nxcore.expression.activations import ACTIVATIONS
-from nxcore.nn import activations, linear, modules, sequential
+from nxcore.nn import activations, linear, modules, sequential, whole
+from tests.nn.tape import Tape
 from tests.null import fakes
 
 OPERATORS = (
@@ -53,3 +55,13 @@ def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[
     monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
         yield names
+
+
+@pytest.fixture
+def tape(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tape]:
+    """Have whole models recorded on the CPU; nothing is measured."""
+    made = Tape()
+    monkeypatch.setattr(whole, "available", lambda: True)
+    monkeypatch.setattr(whole, "recorder_of", lambda _: made)
+    with nxcore.policy("estimate"):
+        yield made

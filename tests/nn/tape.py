@@ -13,6 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nxcore.graphs.recorder import Order
+from nxcore.nn import exchange
+
+MET = 2
+"""Calls of a model before its capture."""
+
+
+def part(model):
+    """Return what replays the model."""
+    return exchange.watch_of(model).whole
 
 
 class _Notes(TorchDispatchMode):

@@ -14,14 +14,13 @@ import nxcore
 from nxcore.context import PREFERENCE
 from nxcore.graphs import part as of_parts
 from nxcore.graphs import whole as of_graphs
-from nxcore.nn import exchange, watching, whole
+from nxcore.nn import watching, whole
 from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.served import rest
 from nxcore.session import default
-from tests.nn.tape import Tape
+from tests.nn.tape import MET, part
 
-MET = 2
-"""Calls before a capture."""
+pytestmark = pytest.mark.usefixtures("tape")
 
 
 class Skip(nn.Module):
@@ -51,16 +50,6 @@ class Net(nn.Module):
         return self.head(self.drop(torch.flatten(x, 1)))
 
 
-@pytest.fixture(autouse=True)
-def tape(monkeypatch):
-    """A recorder for the CPU; nothing is measured."""
-    made = Tape()
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: made)
-    with nxcore.policy("estimate"):
-        yield made
-
-
 def two(make=Net, **how):
     """Return a plain model and an accelerated one."""
     torch.manual_seed(0)
@@ -68,11 +57,6 @@ def two(make=Net, **how):
     ours = copy.deepcopy(plain)
     nxcore.accelerate(ours, **how)
     return plain, ours
-
-
-def part(model):
-    """Return what replays the model."""
-    return exchange.watch_of(model).whole
 
 
 def step(model, x, seed=0):

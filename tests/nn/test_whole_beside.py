@@ -11,12 +11,9 @@ import nxcore
 from nxcore import session as sessions
 from nxcore.nn import exchange, modules, renewal, whole
 from nxcore.spec.tally import tally
-from tests.nn.tape import Tape
+from tests.nn.tape import MET, Tape
 from tests.nn.test_whole import agree
 from tests.null import fakes
-
-MET = 2
-"""Calls before a capture."""
 
 SHAPE = (2, 4, 4, 4)
 """That of the images of the network."""

@@ -9,11 +9,8 @@ from torch import nn
 
 import nxcore
 from nxcore.nn import exchange, whole
-from tests.nn.tape import Tape
+from tests.nn.tape import MET, Tape
 from tests.nn.test_whole import agree
-
-MET = 2
-"""Calls before a capture."""
 
 
 def net():

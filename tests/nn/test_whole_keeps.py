@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, whole
-from tests.nn.tape import Tape
+from nxcore.nn import exchange
+
+pytestmark = pytest.mark.usefixtures("tape")
 
 
 class Keeps(nn.Module):
@@ -20,14 +21,6 @@ class Keeps(nn.Module):
         self.seen.append(torch.relu(self.layer(x)))
         self.last[len(self.seen)] = self.seen[-1]
         return self.seen[-1]
-
-
-@pytest.fixture(autouse=True)
-def tape(monkeypatch):
-    """A recorder for the CPU."""
-    made = Tape()
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: made)
 
 
 @pytest.mark.parametrize("watch", [True, False])

@@ -8,10 +8,7 @@ from torch import nn
 
 import nxcore
 from nxcore.nn import exchange, whole
-from tests.nn.tape import Tape
-
-MET = 2
-"""Calls before a capture."""
+from tests.nn.tape import MET, Tape
 
 
 class Net(nn.Module):

@@ -9,12 +9,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import nxcore
-from nxcore.nn import exchange, whole
 from nxcore.nn.renewal import faster
-from tests.nn.tape import Tape
+from tests.nn.tape import MET, part
 
-MET = 2
-"""Calls before a capture."""
+pytestmark = pytest.mark.usefixtures("tape")
 
 
 class Pair(NamedTuple):
@@ -62,15 +60,6 @@ class Net(nn.Module):
         return first, 3
 
 
-@pytest.fixture(autouse=True)
-def tape(monkeypatch):
-    made = Tape()
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: made)
-    with nxcore.policy("estimate"):
-        yield made
-
-
 def two(how):
     """Return a plain model and an accelerated one."""
     torch.manual_seed(0)
@@ -78,10 +67,6 @@ def two(how):
     ours = copy.deepcopy(plain)
     nxcore.accelerate(ours)
     return plain, ours
-
-
-def part(model):
-    return exchange.watch_of(model).whole
 
 
 def tensors(result):
