@@ -7,7 +7,8 @@ import torch
 
 import nxcore
 from nxcore.nn import watching, whole
-from tests.nn.test_whole import MET, Net, part
+from tests.nn.tape import MET, part
+from tests.nn.test_whole import Net
 
 pytestmark = pytest.mark.gpu
 

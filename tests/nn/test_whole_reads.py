@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import nxcore
-from tests.nn.test_whole import MET, Net, part, tape
+from tests.nn.tape import MET, part
+from tests.nn.test_whole import Net
 
-__all__ = ["tape"]
+pytestmark = pytest.mark.usefixtures("tape")
 
 
 def draws(x):

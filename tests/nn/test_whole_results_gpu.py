@@ -7,8 +7,8 @@ import torch
 
 import nxcore
 from nxcore.nn.renewal import faster
-from tests.nn.test_whole import part
-from tests.nn.test_whole_results import HOWS, MET, Net, agree, first, tensors
+from tests.nn.tape import MET, part
+from tests.nn.test_whole_results import HOWS, Net, agree, first, tensors
 
 pytestmark = pytest.mark.gpu
 
