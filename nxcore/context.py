@@ -208,6 +208,16 @@ def as_captured() -> Iterator[None]:
         REGIME.captured = False
 
 
+@contextlib.contextmanager
+def as_eager() -> Iterator[None]:
+    """Have calls be eager ones within a run of ``as_captured``: a verdict counts for every call."""
+    before, REGIME.captured = REGIME.captured, False
+    try:
+        yield
+    finally:
+        REGIME.captured = before
+
+
 class Operators(Protocol):
     """An object that returns operators by name: a session."""
 

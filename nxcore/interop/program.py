@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nxcore.context import REGIME
 from nxcore.errors import FOREIGN
 from nxcore.interop import internals
 from nxcore.interop.fresh import Fresh, apart, laid, number, place_of, span, together
@@ -98,8 +99,11 @@ class Recorder:
         self._call, self._again, self._left = call, again, MOST
 
     def __call__(self, *args: Any) -> Any:
-        """Record the call if it can be repeated, and make it."""
-        if self._left and _plain(args):
+        """Record the call if it can be repeated, and make it.
+
+        A run for a capture, and the capture itself, make it alone: a replay repeats no program.
+        """
+        if self._left and not REGIME.captured and _plain(args):
             self._left -= 1
             try:
                 program = record(self._again(), args)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from nxcore.context import as_eager
 from nxcore.errors import DeviceLostError
 from nxcore.registry.registry import Registry
 from nxcore.spec import tally
@@ -34,7 +35,7 @@ from nxcore.store.files import Store
 from nxcore.trust import fingerprint
 from nxcore.trust.identity import Identities, Identity
 from nxcore.trust.quarantine import Quarantine, Quarantined, Suspect
-from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, sampled, what_first
+from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, renumbered, sampled, what_first
 from nxcore.trust.truth import agreement
 
 _log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class Gate:
         suspect = self.suspect(backend, kernel, device, dtype)
         found = self._kept(suspect, device, dtype, what)
         if found is None:
-            with tally.spent("gate"):
+            with tally.spent("gate"), as_eager():
                 found = self._run(suspect, kernel, device, dtype, what)
             if found.refusal and found.error is not None and backend.name != "torch":
                 self.quarantine.add(suspect, "wrong", found.refusal.reason)
@@ -218,13 +219,15 @@ class Gate:
             _PAUSE.get()()
             with self.watched(suspect, device, "its verification"), current(device):
                 try:
-                    args, truth, other = built(spec.name, sample.name, device, dtype, self.registry)
+                    args, truth = built(spec.name, sample.name, device, dtype, self.registry)
                     problem = Problem.of(spec, args)
                     if not (kernel.suits(problem) and kernel.takes(problem)):
                         continue
                     call = kernel.plan(problem)
                     found = agreement(call, spec, args, truth)
-                    if found.ok and not errors and first and _answers_from_memory(call, args, other):
+                    if (found.ok and not errors and first) and _answers_from_memory(
+                        call, args, renumbered(spec, sample, device, dtype)
+                    ):
                         why = "new numbers at the same addresses gave the old result"
                         return _wrong(sample, why, found.error)
                 except UncompiledError:

@@ -65,8 +65,8 @@ def alike(op: str, dtype: torch.dtype, layout: str, registry: Registry) -> tuple
 @functools.lru_cache(maxsize=256)
 def built(
     op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
-) -> tuple[tuple[Any, ...], Truth, tuple[Any, ...]]:
-    """Build a sample, its truth, and a variant with other numbers, shared by an operator's kernels.
+) -> tuple[tuple[Any, ...], Truth]:
+    """Build a sample and its truth, shared by an operator's kernels.
 
     Raises
     ------
@@ -77,12 +77,17 @@ def built(
     sample = next(s for s in spec.samples if s.name == name)
     args = sample.build(spec, device, dtype)
     truth = Truth.of(spec, args, exactly=EXACT in sample.tags)
-    other = Sample(f"{name}, other numbers", sample.args, sample.kwargs).build(spec, device, dtype)
     if truth.share or not _tried(spec, sample, dtype):
+        other = renumbered(spec, sample, device, dtype)
         with torch.no_grad():
             earlier = tuple(leaves(spec.reference(*without_out(spec, other))))
         require_telling(truth, args, name, previous=earlier)
-    return args, truth, other
+    return args, truth
+
+
+def renumbered(spec: OpSpec, sample: Sample, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Build a sample with other numbers."""
+    return Sample(f"{sample.name}, other numbers", sample.args, sample.kwargs).build(spec, device, dtype)
 
 
 def _tried(spec: OpSpec, sample: Sample, dtype: torch.dtype) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nxcore.choose.learn.exploration import Switch
-from nxcore.context import capturing
+from nxcore.context import REGIME, capturing
 from nxcore.errors import VerificationError
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem, leaves
@@ -322,7 +322,7 @@ class Watch:
             out = out_of(spec, args)
             return reason, native if out is None else out.copy_(native)
         self._hold(result)
-        return "", self._apart(result)
+        return "", result if REGIME.captured else self._apart(result)  # no caller gets a capture's run
 
     def _put(self, reason: str) -> str:
         return f"wrong in a call on {self.problem}: {reason}" if reason else ""
