@@ -108,6 +108,7 @@ def _current(index: int) -> Iterator[Any]:
         _check(library, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
+@functools.cache  # a plan of each problem asks, and each repetition of it without the interpreter
 def kernel(instance: Instance, index: int, shared: int, size: int) -> int:
     """Return the function of a kernel in a device's context, compiled and loaded where it isn't yet.
 
