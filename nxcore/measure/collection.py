@@ -36,10 +36,11 @@ NEVER = 1 << 30
 
 @contextlib.contextmanager
 def young_alone() -> Iterator[None]:
-    """Collect the garbage of young objects alone inside of the block; all of it at the end, if that is due.
+    """Collect the garbage of young objects alone inside of the block; that of the block at its end, if due.
 
     Work that makes many objects to be kept lets Python look at all there are, again and again: 0.3 s each in
     a program that has imported torch. The last of these comes some seconds later, in the middle of the steps.
+    Objects from before the block are looked at again after it, unless the program has frozen some itself.
 
     Examples
     --------
@@ -53,6 +54,9 @@ def young_alone() -> Iterator[None]:
     if before[2] == NEVER:  # in a block of this thread or another, which puts it back
         yield
         return
+    own = not gc.get_freeze_count()
+    if own:
+        gc.freeze()
     gc.set_threshold(*before[:2], NEVER)
     try:
         yield
@@ -60,3 +64,5 @@ def young_alone() -> Iterator[None]:
         gc.set_threshold(*before)
         if gc.isenabled() and gc.get_count()[2] > before[2]:
             gc.collect()
+        if own:
+            gc.unfreeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
@@ -67,3 +68,41 @@ def test_nothing_is_collected_that_is_not_due(generations, disabled):
         gc.enable()
     assert 2 not in generations
     assert held
+
+
+@pytest.fixture
+def thawed():
+    """Let no object be frozen, as in a program that doesn't do that itself; the suite does."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+class Node:
+    """An object that refers to itself."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_objects_from_before_are_not_looked_at(thawed, generations):
+    old = Node()
+    alive = weakref.ref(old)
+    with young_alone():
+        del old
+        new = weakref.ref(Node())
+        held = kept()
+    assert generations.count(2) == 1
+    assert new() is None, "the garbage of the block is collected at its end"
+    assert alive() is not None
+    assert not gc.get_freeze_count()
+    gc.collect()
+    assert alive() is None
+    assert held
+
+
+def test_what_the_program_has_frozen_stays_so():
+    gc.freeze()  # as the suite does
+    with young_alone():
+        pass
+    assert gc.get_freeze_count()
