@@ -30,6 +30,9 @@ ROOM = 1.0
 CAPTURE_COST = 4.0
 """The cost of a capture besides the program's steps, relative to its first run, which only finds problems."""
 
+FOUND = ("verdicts", "identities")
+"""Kinds of documents that a capture leaves: what its kernels were found to be."""
+
 LONGEST_S = 45.0
 """Seconds of steps after which a network waits no longer for what its replays save."""
 
@@ -204,7 +207,7 @@ class Whole(Part):
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
         """Capture a call. Where that waits for a process beside the program, torch's kernels are replayed."""
         patience, began = self._patience, time.perf_counter()
-        with young_alone():
+        with young_alone(), default().chooser.tuner.gate.store.later(*FOUND):
             why = super()._capture(key, module, tensors, ran_s)
         took = time.perf_counter() - began
         self._tried_s = self._tried_s or took

@@ -6,6 +6,7 @@ may write into, is replaced by memory with one warning. Nothing is ever unpickle
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -60,6 +61,8 @@ class Store:
         self._lock = threading.Lock()
         self._warned: set[str] = set()
         self._missing: dict[str, float] = {}
+        self._later: frozenset[str] = frozenset()
+        self._waiting: dict[tuple[str, str], str] = {}  # kind and file's name -> text
         if folder and (why := _unsafe(folder)):
             self._forsake(why)
 
@@ -70,6 +73,9 @@ class Store:
         if self.folder is None:
             found = self._memory[kind].get(name)
             return found[1] if found else None
+        if (waiting := self._waiting.get((kind, f"{name}.json"))) is not None:
+            found_waiting: Document = json.loads(waiting)["value"]
+            return found_waiting
         if time.monotonic() - self._missing.get(kind, -MISSING_S) < MISSING_S:
             return None
         loaded = self._load(f"{self.folder}/{kind}/{name}.json")  # read in a miss: a Path would be slower
@@ -83,18 +89,52 @@ class Store:
 
     def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Store ``value`` under ``key``, in place of an earlier one."""
-        name, document = _name(_text(key)), {"key": _plain(key), "value": _plain(value)}
+        name, text = f"{_name(_text(key))}.json", json.dumps({"key": key, "value": value})
+        with self._lock:  # the thread of ``later`` mustn't end between the question and the answer
+            waits = self.folder is not None and (kind in self._later or (kind, name) in self._waiting)
+            if waits:
+                self._waiting[kind, name] = text
+        if not waits:
+            self._write(kind, name, text)
+
+    @contextlib.contextmanager
+    def later(self, *kinds: str) -> Iterator[None]:
+        """Write documents of these kinds after the block, in a thread; until then, ``read`` alone finds them.
+
+        To make a file takes the host up to a millisecond, and a network's first kernels have hundreds.
+        """
+        before, self._later = self._later, self._later | set(kinds)
+        try:
+            yield
+        finally:
+            self._later = before
+            thread = threading.Thread(target=self._write_waiting, name="nxcore store")
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads, or the interpreter ends
+                self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        while found := list(self._waiting.items()):
+            for place, text in found:
+                self._write(*place, text)
+                with self._lock:
+                    if self._waiting.get(place) is text:
+                        del self._waiting[place]
+
+    def _write(self, kind: str, name: str, text: str) -> None:
         if self.folder is not None:
             try:
-                _replace(self.folder / kind, f"{name}.json", json.dumps(document))
+                _replace(self.folder / kind, name, text)
             except OSError as error:
                 self._forsake(f"can't write to {self.folder}: {error}")
             else:
                 self._missing.pop(kind, None)
                 return
+        document = json.loads(text)
         with self._lock:
             kept = self._memory[kind]
-            kept[name] = document["key"], document["value"]
+            kept[name.removesuffix(".json")] = document["key"], document["value"]
             if len(kept) > KEPT:
                 del kept[next(iter(kept))]
 
@@ -102,6 +142,7 @@ class Store:
         """Remove the document under ``key``, if there is one."""
         name = _name(_text(key))
         self._memory[kind].pop(name, None)
+        self._waiting.pop((kind, f"{name}.json"), None)
         if self.folder is not None:
             try:
                 (self.folder / kind / f"{name}.json").unlink(missing_ok=True)
@@ -184,11 +225,6 @@ def _key_of(path: Path) -> Document | None:
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _plain(value: Any) -> Any:
-    """Return ``value`` after a round trip through JSON."""
-    return json.loads(json.dumps(value))
 
 
 def _text(key: Mapping[str, Any]) -> str:

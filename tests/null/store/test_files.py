@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -50,6 +51,44 @@ def test_what_was_removed_is_gone_and_may_be_removed_again(store):
 def test_another_store_of_the_folder_reads_it(tmp_path):
     Store(tmp_path).write("verdicts", KEY, {"error": 0.5})
     assert Store(tmp_path).read("verdicts", KEY) == {"error": 0.5}
+
+
+def test_documents_that_are_written_later_are_read_at_once(tmp_path):
+    store, other = Store(tmp_path), Store(tmp_path)
+    with store.later("verdicts"):
+        for error in (1.0, 2.0):
+            store.write("verdicts", KEY, {"error": error})
+        store.write("journal", KEY, {})
+        store.write("verdicts", KEY | {"op": "mul"}, {})
+        store.remove("verdicts", KEY | {"op": "mul"})
+        assert store.read("verdicts", KEY) == {"error": 2.0}
+        assert other.read("verdicts", KEY) is None
+        assert other.read("journal", KEY) == {}, "others don't wait"
+    for thread in threading.enumerate():
+        if thread.name == "nxcore store":
+            thread.join()
+    assert list(other.items("verdicts")) == [(KEY, {"error": 2.0})]
+    assert store.read("verdicts", KEY) == {"error": 2.0}
+    store.write("verdicts", KEY, {"error": 3.0})
+    assert Store(tmp_path).read("verdicts", KEY) == {"error": 3.0}, "after the block, none waits"
+
+
+def test_documents_of_memory_do_not_wait():
+    store = Store(None)
+    with store.later("verdicts"):
+        store.write("verdicts", KEY, {"error": 1.0})
+        assert list(store.items("verdicts")) == [(KEY, {"error": 1.0})]
+
+
+def test_what_waits_is_written_where_no_thread_can_start(tmp_path, monkeypatch):
+    def full(self):
+        raise RuntimeError("can't start new thread")
+
+    store = Store(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with store.later("verdicts"):
+        store.write("verdicts", KEY, {"error": 1.0})
+    assert Store(tmp_path).read("verdicts", KEY) == {"error": 1.0}
 
 
 def test_no_temporary_file_is_left(tmp_path):
