@@ -30,7 +30,7 @@ class Turns:
     """
 
     def __init__(self, taken: Callable[[], bool]) -> None:
-        self._taken, self._over = taken, threading.Event()
+        self._taken, self._over, self._asks = taken, threading.Event(), threading.Event()
         self._answer: Say | None = None
 
     @property
@@ -42,12 +42,18 @@ class Turns:
         """Note a word of the process; ``answer`` sends it one. Calls are in other threads."""
         if word == OVER:
             self._answer = None
+            self._asks.clear()
             self._over.set()
         elif self._taken():
             self._over.clear()
             self._answer = answer
+            self._asks.set()
         else:
             answer(GO)
+
+    def asked_within(self, seconds: float) -> bool:
+        """Wait until the process wants the device, at most so long; return whether it does."""
+        return self._asks.wait(max(0.0, seconds)) and self.asked
 
     def give(self, most_s: float) -> float:
         """Leave the device to the process until its race is over; return the seconds that this took.
@@ -55,6 +61,7 @@ class Turns:
         That is at most ``most_s``, and none where the process doesn't wait.
         """
         answer, self._answer = self._answer, None
+        self._asks.clear()
         if answer is None:
             return 0.0
         began = time.monotonic()

@@ -84,7 +84,8 @@ class Surveyor:
     """
 
     def __init__(self, tuner: Tuner) -> None:
-        self.tuner, self._looked = tuner, False
+        self.tuner = tuner
+        self._looking: threading.Thread | None = None
         self.busy: float | None = None
         # It reads the package's record at its first task, which tells where that is.
         self.pruner = Pruner(Estimator(Recall(tuner, Wisdom(tuner.gate.store, transfer.shipped))))
@@ -100,7 +101,7 @@ class Surveyor:
         problem = described(self.tuner.registry.spec(task["op"]), task["problem"])
         if problem.device.type == "cuda":
             problem = moved(problem, torch.device("cuda", task["index"]))
-            self._look(task["index"])
+            self._look(task["index"]).join()
         with current(problem.device):
             choice = self.pruner.measured(problem, arguments(problem))
         if problem.device.type == "cuda":
@@ -111,21 +112,26 @@ class Surveyor:
     def prepare(self, index: int) -> None:
         """Have torch's libraries load what they need on a device, before there is a problem."""
         if torch.cuda.is_available():
+            self._look(index)
             x = torch.ones(1, 1, 8, 8, device=torch.device("cuda", index), requires_grad=True)
             torch.nn.functional.conv2d(x, x.detach()[..., :3, :3], padding=1).sum().backward()
             torch.cuda.synchronize(index)
             torch.cuda.empty_cache()
 
-    def _look(self, index: int) -> None:
-        """Find how busy the device is, before this process has anything for it to do."""
-        if not self._looked:
-            self._looked = True
-            known = []
-            for _ in range(LOOKS):
-                time.sleep(LOOK_S)
-                if (share := busy(index)) is not None:
-                    known.append(share)
-            self.busy = statistics.fmean(known) if known else None
+    def _look(self, index: int) -> threading.Thread:
+        """Find how busy the device is, in a thread, before this process has a problem for it."""
+        if self._looking is None:
+            self._looking = threading.Thread(target=self._looked, args=(index,), daemon=True)
+            self._looking.start()
+        return self._looking
+
+    def _looked(self, index: int) -> None:
+        known = []
+        for _ in range(LOOKS):
+            time.sleep(LOOK_S)
+            if (share := busy(index)) is not None:
+                known.append(share)
+        self.busy = statistics.fmean(known) if known else None
 
 
 def _sampled(problem: Problem, name: str) -> Problem:

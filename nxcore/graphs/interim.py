@@ -31,6 +31,13 @@ STEP = 0.8
 RACE_S = 0.5
 """Seconds after which a call goes on though a race isn't over."""
 
+STAY, LONGEST, STAY_S = 0.75, 0.95, 0.05
+"""The time of steps, and of the present one, relative to torch's, up to which a call waits for the process's
+next race too; and the seconds for which it does, in which the process verifies most problems.
+
+A process that has to wait for a replay waits longer than a call that waits for it.
+"""
+
 
 class ByTorch(Capture):
     """The capture of a call that torch serves, in a program that knows how long its steps take.
@@ -81,7 +88,7 @@ class Interim:
         self._make, self._ledger, self._over = make, ledger, False
         self._capture: ByTorch | None = None
         self._before = (0, 0.0)  # the steps until the first replay, and their seconds
-        self._left = 0.0  # seconds of the present step
+        self._left, self._replay_s = 0.0, 0.0  # seconds of the present step, and of its replays
         self.state = ""
 
     @property
@@ -110,13 +117,20 @@ class Interim:
 
     def _leave(self, device: torch.device) -> None:
         """Leave the device to the process if it asks, and steps aren't slow for that."""
-        turns, ledger = default().chooser.survey.turns, self._ledger
+        survey, ledger = default().chooser.survey, self._ledger
+        turns = survey.turns
         if not turns.asked:
             return
         steps, seconds = ledger.steps + 1 - self._before[0], ledger.elapsed_s - self._before[1]
-        if seconds <= STEP * ledger.plain_s * steps:
-            synchronize(device)
-            self._left += turns.give(RACE_S)
+        if seconds > STEP * ledger.plain_s * steps:
+            return
+        synchronize(device)
+        self._left += turns.give(RACE_S)
+        stays = survey.open and seconds <= STAY * ledger.plain_s * steps
+        while stays and self._replay_s + self._left + STAY_S <= LONGEST * ledger.plain_s:
+            began = time.monotonic()
+            stays = turns.asked_within(STAY_S)
+            self._left += time.monotonic() - began + (turns.give(RACE_S) if stays else 0.0)
 
     def end(self, why: str = "it is over") -> None:
         """Replay no more, and free the memory."""
@@ -145,7 +159,7 @@ class Interim:
             self.end(f"replaying is no faster: {made.figures}")
             return None
         made.between = functools.partial(self._leave, tensors[0].device)
-        self._capture, self.state = made, made.figures
+        self._capture, self.state, self._replay_s = made, made.figures, made.replayed_ms / 1e3
         self._before = self._ledger.steps + 1, self._ledger.elapsed_s
         return made
 
