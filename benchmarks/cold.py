@@ -7,10 +7,11 @@
 With ``--unknown`` the record of the package is hidden, as if nobody had measured any device, with
 ``--related`` that of this device alone; ``record`` names the devices that are left. Steps of a
 patched DARTS network (8 cells, C = 16, batch 64 of 3 x 32 x 32, float32) run until the time is over. Printed
-are the seconds to patch the network and those of the first step with it, the seconds after which eleven steps
-in a row take at most 1.25 times the median of the last ones on average, and the steps of each second at most
-1.1 times the mean of the last three seconds; what was compiled and raced,
-and the operators of problems that are undecided at the end.
+are the seconds to patch the network; from when its first step began, the seconds until that ended, and those
+after which eleven steps in a row take at most 1.25 times the median of the last ones on average, the steps of
+each second at most 1.1 times the mean of the last three seconds, and their median at most 1.1 times that of
+the last five; what was compiled and raced, and the operators of problems that are undecided at the end.
+The mean of a second has every delay in it, the host's too; its median is that of most steps.
 ``--export`` writes what was measured as a file of the package's record, ``--shipped`` takes the record from
 another folder. ``NXCORE_WORKERS`` sets the number of workers, 0 for none. ``--stacks`` adds what the time
 until the last step was spent on, by the stacks of all threads, and what was compiled, raced and pruned by
@@ -34,14 +35,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
 FULL, NEAR = 1.25, 1.1
 """The largest time of a step at full speed, relative to the median of the last ones, and to their mean."""
 
-SECOND, LAST_S = 1.0, 3.0
-"""Seconds of steps that are looked at together, and those of the last ones."""
+SECOND, LAST_S, LONG_S = 1.0, 3.0, 5.0
+"""Seconds of steps that are looked at together, and those of the last ones, for a mean and for a median."""
 
 BESIDE = ("on_request", "machine", "policy", "device")
 """The codes of refusals that are no news."""
@@ -63,10 +65,10 @@ replayed: list[str] = []
 """The state of the replay of the whole network, at the end."""
 
 patched: list[float] = []
-"""The seconds that it took to patch the network: those of the steps begin before it."""
+"""The seconds that it took to patch the network, before the first step began."""
 
 Steps = list[tuple[float, float]]
-"""When each step ended, and how long it took, in seconds."""
+"""When each step ended, from when the first began, and how long it took, in seconds."""
 
 
 def run(
@@ -126,6 +128,7 @@ def run(
     began = time.perf_counter()
     nas.patch(net)
     patched.append(time.perf_counter() - began)
+    began = time.perf_counter()
     while not steps or time.perf_counter() - began < seconds:
         taken = step()
         steps.append((time.perf_counter() - began, taken))
@@ -167,21 +170,31 @@ def full_speed_s(steps: Steps, final: float) -> float:
     return max(slow, default=0.0)
 
 
-def near_full_speed_s(steps: Steps) -> float:
+def near_full_speed_s(
+    steps: Steps, middle: Callable[[Iterable[float]], float] = statistics.fmean, last_s: float = LAST_S
+) -> float:
     """Return when the last step ended that begins a second whose steps take a tenth more than the last ones.
 
     The mean of eleven steps of 20 ms changes by a tenth with every short disturbance of the host. So does
     that of the few steps of a second which isn't over at the end; it is part of others.
+
+    Parameters
+    ----------
+    steps : list
+    middle : callable
+        The mean or the median, of a second's steps and of the last ones.
+    last_s : float
+        The seconds of the last ones.
     """
     if not steps:
         return 0.0
-    final = statistics.fmean(s for at, s in steps if at > steps[-1][0] - LAST_S)
+    final = middle(s for at, s in steps if at > steps[-1][0] - last_s)
     found = 0.0
     for i, (began, _) in enumerate(steps):
         group = [s for at, s in steps[i:] if at - s < began + SECOND]
         if i and began + SECOND > steps[-1][0]:
             break
-        if statistics.fmean(group) > NEAR * final:
+        if middle(group) > NEAR * final:
             found = began
     return found
 
@@ -257,6 +270,7 @@ def found(steps: Steps, plain: list[float] | None = None) -> dict[str, Any]:
         "first_s": steps[0][0] if steps else None,
         "full_speed_s": full_speed_s(steps, final),
         "near_full_speed_s": near_full_speed_s(steps),
+        "median_full_speed_s": near_full_speed_s(steps, statistics.median, LONG_S),
         "final_ms": final * 1e3,
         "steps": len(steps),
         "replays": replayed,

@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import os
+import statistics
 import sys
 import threading
 from pathlib import Path
@@ -36,6 +37,14 @@ def test_a_second_is_near_full_speed_if_its_steps_are_on_average():
     fast[-1] = (fast[-1][0] + 0.05, 0.15)
     assert cold.near_full_speed_s(fast) == 0, "nor is the last one a second"
     assert cold.near_full_speed_s([]) == 0
+
+
+def test_a_second_s_median_is_that_of_most_of_its_steps():
+    fast = [(0.1 * i, 0.3 if i in (20, 21, 22, 25) else 0.1) for i in range(1, 100)]
+    assert cold.near_full_speed_s(fast) > 2, "the mean has every delay"
+    assert cold.near_full_speed_s(fast, statistics.median, 5.0) == 0
+    slow = [(at, 0.12 if at < 3 else 0.1) for at, _ in fast]
+    assert cold.near_full_speed_s(slow, statistics.median, 5.0) == pytest.approx(2.5, abs=0.25)
 
 
 def test_steps_of_learning_are_compared_with_unpatched_ones():
