@@ -12,7 +12,8 @@ import torch
 from nxcore.plugin import Product, TensorMeta
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200"
-PAGE = RESULTS.parents[2] / "docs/performance/matmul.md"
+DOCS = RESULTS.parents[2] / "docs/performance"
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("matmul.md", "matmul_bounds.md"))
 PLAIN = (
     "256x256x256",
     "1023x1023x1023",
@@ -137,7 +138,7 @@ def test_what_was_chosen_before_is_not_ahead_of_four_stages():
 
 
 def test_the_pages_table_of_shapes_timed_later_is_the_record():
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     for name, base, both, before, best in near_rows(pytest.importorskip("nxcore_cuda.matmul")):
         tile = list(both)[1]
         pair = ", ".join(f"{base / us:.2f}" for us in both.values())
@@ -146,7 +147,7 @@ def test_the_pages_table_of_shapes_timed_later_is_the_record():
 
 
 def test_the_pages_table_of_an_h100_is_the_record():
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     slower = 0
     for record in CHOSEN:
         rows = {row["entrant"]: row for row in record["rows"]}
@@ -197,7 +198,7 @@ def test_what_is_chosen_is_near_the_fastest_of_the_record_of_teams():
 
 
 def test_the_page_counts_the_shapes_that_are_slower_than_cublas():
-    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    page = " ".join(PAGE.split())
     found = times_of_teams(pytest.importorskip("nxcore_cuda.matmul"))
     gains_of = [times["cublas"] / times[name] for _, times, name in found]
     slower = sum(gain < 0.98 for gain in gains_of)
@@ -218,7 +219,7 @@ def test_the_chosen_tile_of_triton_is_near_the_fastest_of_the_squares():
 def test_the_table_of_the_page_is_the_records():
     """What is chosen is of the latest record that has it, the best of any record."""
     matmul = pytest.importorskip("nxcore_cuda.matmul")
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     for record in (r for r in CASES if r["case"]["name"] in ("512", "1024", "2048", "4096", *PLAIN)):
         name, base = record["case"]["name"], record["rows"][0]
         chosen = entrant(matmul, matmul.choose(product(record["case"])))
@@ -248,13 +249,13 @@ def stage_rows(matmul):
 
 
 def test_the_pages_table_of_stages_is_the_record():
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     for row in stage_rows(pytest.importorskip("nxcore_cuda.matmul")):
         assert f"| {' | '.join(row)} |" in page
 
 
 def test_the_pages_table_of_teams_is_the_record():
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     for record in json.loads((RESULTS / "2026-11-26-matmul-teams.json").read_text())["cases"]:
         times = {row["entrant"].removeprefix("cuda "): row["us"] for row in record["rows"]}
         base, chosen = times["cublas"], times["chosen"]
@@ -319,7 +320,7 @@ def counter_rows():
 
 
 def test_the_pages_table_of_counters_is_the_records():
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     for row in counter_rows():
         assert f"| {' | '.join(row)} |" in page
 
@@ -330,7 +331,7 @@ BOUNDS = {2: ("512", 512, 0.176), 4: ("1024", 1024, 0.169)}
 
 def test_the_pages_table_of_bounds_is_the_counters():
     """Of a scheduler; 128 of 132 multiprocessors have a block."""
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     found = counters(RESULTS / "2026-11-26-matmul-turns-ncu.csv")
     times = {r["case"]["name"]: r["rows"][0]["us"] for r in RECORDS[3]}
     rows = {}
@@ -353,7 +354,7 @@ def test_the_pages_table_of_bounds_is_the_counters():
 
 def test_numbas_times_on_the_page_are_the_records():
     record = json.loads((RESULTS.parent / "amd-epyc-2-cores/2026-11-25-matmul-numba.json").read_text())
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     for case in record["cases"]:
         torchs, numbas = (min(case["ms"][name]) for name in ("torch", "numba"))
         assert f"| {case['n']} | {torchs:.2f} ms | {numbas:.2f} ms | {torchs / numbas:.2f} |" in page
@@ -361,7 +362,7 @@ def test_numbas_times_on_the_page_are_the_records():
 
 
 def test_the_pages_tables_of_kept_stages_are_the_records():
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE
     for record, kinds in (("kept-trial", ("F0", "F1")), ("kept", ("chosen", "F8s8i7"))):
         cases = json.loads((RESULTS / f"2026-11-26-matmul-{record}.json").read_text())["cases"]
         for case in cases:

@@ -14,7 +14,7 @@ import pytest
 from tests.plugins.test_cuda_products import cuobjdump, needs_nvcc
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200"
-PAGE = RESULTS.parents[2] / "docs/performance/matmul.md"
+PAGE = RESULTS.parents[2] / "docs/performance/matmul_bounds.md"
 RECORD = json.loads((RESULTS / "2026-11-26-multiply-adds.json").read_text())
 AIMS = {512: 1.5, 1024: 1.5, 2048: 1.2, 4096: 1.2}
 KINDS = {
