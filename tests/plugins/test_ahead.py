@@ -15,6 +15,7 @@ import nxcore_triton
 import pytest
 import torch
 from nxcore_cuda.machine import absent
+from nxcore_triton.launch import ALIGNED, Launch
 
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
@@ -160,6 +161,19 @@ def test_what_is_on_disk_is_found_beside_launches_of_other_threads(tmp_path, mon
             torch.testing.assert_close(call(*args), want)
             torch.testing.assert_close(kernel.plan(problem)(*args), want)
         looking.result()
+
+
+@pytest.mark.parametrize("kernel", kernels(nxcore_triton), ids=lambda kernel: kernel.op)
+def test_launches_pass_aligned_pointers(kernel, monkeypatch):
+    """What is compiled ahead is for such; parts of a work space are no exception."""
+    spec, passed = SPECS[kernel.op], []
+    monkeypatch.setattr(Launch, "__call__", lambda _, tensors, *__: passed.extend(tensors))
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, "cpu", kernel.dtypes[0])
+        if kernel.takes(problem := Problem.of(spec, args)):
+            kernel.plan(problem)(*args)
+    assert passed
+    assert all(t.data_ptr() % ALIGNED == 0 for t in passed)
 
 
 @pytest.mark.gpu

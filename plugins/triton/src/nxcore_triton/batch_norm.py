@@ -18,7 +18,7 @@ from torch import Tensor
 from nxcore.plugin import Problem, TensorMeta
 from nxcore_triton.channel import Channels
 from nxcore_triton.index import offset
-from nxcore_triton.launch import Launch
+from nxcore_triton.launch import ALIGNED, Launch
 from nxcore_triton.rounding import narrow, widen
 
 
@@ -99,6 +99,16 @@ def normalise(
         tl.store(y + at, narrow((values - centre) * scale + shift, y.dtype.element_ty), mask)
 
 
+def two_each(grid: tuple[int, int], device: torch.device) -> TensorMeta:
+    """Return the description of two float32 numbers a program, which are two aligned tensors.
+
+    Triton compiles another version for a pointer that isn't aligned, which no process compiled before.
+    """
+    numbers = ALIGNED // torch.float32.itemsize
+    apart = -(-grid[0] * grid[1] // numbers) * numbers
+    return TensorMeta((2, *grid[::-1]), (apart, grid[0], 1), torch.float32, device)
+
+
 def plan(problem: Problem) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Return the launches for one problem.
 
@@ -115,7 +125,7 @@ def plan(problem: Problem) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     affine = problem["weight"] is not None
     first = Launch(moments, grid, device, **constants)
     second = Launch(normalise, grid, device, AFFINE=affine, SPLITS=whole, **constants)
-    work = TensorMeta((2, *grid[::-1]), (grid[0] * grid[1], grid[0], 1), torch.float32, device)
+    work = two_each(grid, device)
     x_step, y_step = found.between
     x_strides, y_strides = found.strides
 
@@ -256,7 +266,7 @@ def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
         SPLITS=triton.next_power_of_2(found.splits),
         **constants,
     )
-    work = TensorMeta((2, *grid[::-1]), (grid[0] * grid[1], grid[0], 1), torch.float32, device)
+    work = two_each(grid, device)
     walk = (*found.between[:2], found.sizes, *found.strides[:2])
     whole = (*found.between, found.sizes, *found.strides)
 
