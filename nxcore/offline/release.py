@@ -13,13 +13,13 @@ import torch
 from nxcore.offline.shipped import files
 from nxcore.ops import nxcore_ops
 from nxcore.registry.registry import Registry, Source
-from nxcore.spec.composed import taken_apart
+from nxcore.spec.composed import proofs_for, taken_apart
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import described, moved
 from nxcore.store.transfer import read_json
 from nxcore.store.wisdom import is_pair
-from nxcore.trust.samples import sampled
+from nxcore.trust.samples import named_in, sampled
 
 SHARED = {"7.5": 65536, "8.0": 166912, "8.7": 166912, "9.0": 232448, "10.0": 232448}
 """Bytes of shared memory that a block may have, by capability, as a CUDA device reports it."""
@@ -73,11 +73,17 @@ def wanted(backend: Backend, paths: Iterable[Path] | None = None) -> Iterator[Wa
                 continue
             names = (s.name for s in sampled(kernel, problem, registry))
             samples = (sample(problem.op, name, problem.dtype) for name in names)
-            for half, alone in (pair for each in (problem, *samples) for pair in taken_apart(kernel, each)):
-                place = facts["name"], half.op, half.variant, alone
+            alone = (pair for each in (problem, *samples) for pair in taken_apart(kernel, each))
+            own = (
+                (half, sample(half.op, one.name, part.dtype))  # on which a part of a composed one is verified
+                for half, part, what in proofs_for(kernel, problem)
+                for one in named_in(what, registry.spec(half.op).samples)
+            )
+            for half, each in (*alone, *own):
+                place = facts["name"], half.op, half.variant, each
                 if place not in seen:
                     seen.add(place)
-                    yield Wanted(half, alone, facts)
+                    yield Wanted(half, each, facts)
 
 
 def _recorded(

@@ -58,6 +58,22 @@ def test_of_a_composed_kernel_each_part_is_asked_for(asked):
     assert all(a.problem.op == a.kernel.op for a in found)
 
 
+def named(problem):
+    """Name the samples that verify a part for calls like ``problem``, as a plugin does."""
+    return ("one_plane",)
+
+
+def test_so_are_the_samples_on_which_one_part_alone_is_verified(asked):
+    spec = SPECS["sep_conv2d_batch_norm"]
+    first, second = spec.parts.ops
+    halves = [fakes.kernel(first, verified_for=f"{__name__}:named"), fakes.kernel(second)]
+    without = asked(entry(spec.name, "mine"), kernels=[fakes.kernel(op) for op in (first, second)])
+    found = asked(entry(spec.name, "mine"), kernels=halves)
+    more = {a.problem for a in found} - {a.problem for a in without}
+    sample = next(s for s in SPECS[first].samples if s.name == "one_plane")
+    assert more == {release.of_sample(fakes.registry(), first, sample.name, torch.float32)}
+
+
 def test_other_devices_pairs_and_unknown_operators_ask_for_nothing(asked):
     strange, pair = entry("add", "mine"), entry("add", "mine")
     strange["key"] = {"op": "of another version"}
