@@ -170,7 +170,7 @@ def test_the_speeds_of_replayed_models_are_the_records(name: str) -> None:
 def test_the_program_on_a_cpu_has_its_kernels_when_the_page_says() -> None:
     record = ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-23-program.txt"
     _, disk, empty, *_ = re.split(r"\n\n", record.read_text(encoding="utf-8"))
-    page = " ".join((ROOT / "docs/choosing.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs/learning.md").read_text(encoding="utf-8").split())
 
     def served(part: str) -> str:
         serve = [float(s) for s in re.findall(r"([\d.]+) s", " ".join(re.findall("serve: .*;", part)))]
@@ -224,7 +224,7 @@ def test_the_numbered_reductions_on_an_h100_are_those_of_the_record() -> None:
 def test_the_regret_of_expressions_is_the_records(name: str) -> None:
     record = f"benchmarks/results/{name}-regret-expressions.json"
     found = json.loads((ROOT / record).read_text(encoding="utf-8"))["summary"]
-    page = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/estimates.md").read_text(encoding="utf-8")
     (line,) = (line for line in page.splitlines() if line.startswith("|") and f"`{record}`" in line)
     figures = " | ".join(f"{found[key]:.3f}" for key in ("p50", "p95", "max"))
     assert line.endswith(f"| {figures} | {found['slower'] or 'none'} |")
