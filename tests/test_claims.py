@@ -146,14 +146,27 @@ def test_the_gains_of_classifiers_are_the_records() -> None:
     assert (least, most) == ("convnext_tiny", "efficientnet_b0")
     assert f"at {gains[least]:.2f}x (ConvNeXt-tiny) to {gains[most]:.2f}x (EfficientNet-B0) there" in PROSE
     gains = _gains("nvidia-h100/2026-11-26-steps-replayed.json")
-    page = (ROOT / "docs/modules.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/performance/models.md").read_text(encoding="utf-8")
     low, high = gains["convnext_tiny"], gains["regnet_y_800mf"]
     assert f"from {low:.2f} (ConvNeXt-tiny) to {high:.2f} (RegNet)" in " ".join(page.split())
 
 
+def test_the_page_of_modules_has_the_least_and_the_largest_gains() -> None:
+    page = " ".join((ROOT / "docs/modules.md").read_text(encoding="utf-8").split())
+    tables = (ROOT / "docs/performance/models.md").read_text(encoding="utf-8").split("\n## ")
+    gains = {
+        heading: sorted(float(gain) for gain in re.findall(r"\| ([\d.]+) \[[\d.]+, [\d.]+\] \|", rows))
+        for heading, _, rows in (table.partition("\n") for table in tables)
+    }
+    half, single = gains["bfloat16 autocast, channels_last"], gains["float32"]
+    assert len(half) == len(single) == 10, "five models by two policies"
+    assert f"at {half[0]:.2f} (ConvNeXt-tiny) to {half[-1]:.2f} (MobileNetV3) times the speed" in page
+    assert f"at {single[0]:.2f} to {single[-1]:.2f} in `float32`" in page
+
+
 @pytest.mark.parametrize("name", ["windows", "windows-again"])
 def test_the_speeds_of_replayed_models_are_the_records(name: str) -> None:
-    page = (ROOT / "docs/modules.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/performance/models.md").read_text(encoding="utf-8")
     record = ROOT / f"benchmarks/results/nvidia-h200/2026-11-26-steps-{name}.json"
     for row in map(json.loads, record.read_text(encoding="utf-8").splitlines()):
         found = [(at, Turn(**p), Turn(**o)) for at, p, o in row["turns"]]
