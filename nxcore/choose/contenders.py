@@ -159,9 +159,12 @@ def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Contender:
 
 def turned_down(backend: Backend, kernel: Kernel, refusal: Refusal) -> Contender:
     """Return a kernel that was left out by ``refusal``, without a check of its own."""
-    label = backend.label(kernel)
-    candidate = Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
-    return Contender(backend, kernel, candidate)
+    return Contender(backend, kernel, refused(backend, kernel, refusal))
+
+
+def refused(backend: Backend, kernel: Kernel, refusal: Refusal) -> Candidate:
+    """Return the row of a kernel that was left out by ``refusal``."""
+    return Candidate(backend.label(kernel), backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
 
 
 def carry_out(decision: Decision, entries: Sequence[Contender]) -> Choice:

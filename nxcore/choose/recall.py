@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choose.contenders import Choice, Contender, decided, left_out, passing
+from nxcore.choose.contenders import Choice, Contender, decided, left_out, passing, refused
 from nxcore.choose.explanation import Origin
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import UnsupportedProblemError
@@ -183,18 +183,65 @@ class Recall:
             return None
         if page.open and policy in ("measure", "online"):
             return None
+        leaves = page.foreign and (at_once or policy == "online")
+        candidates, new, changed = self._sorted(problem, page, leaves=leaves, doubting=doubting)
+        if (new or changed) and not doubting:
+            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
+        racing = page.unclear < RACES
+        if new and policy == "measure" and racing:
+            spared = self.spared(problem)
+            out = [(b, k, spared[b.label(k)]) for b, k in new if b.label(k) in spared]
+            candidates += [refused(b, k, why) for b, k, why in out]
+            new = [(b, k) for b, k in new if b.label(k) not in spared]
+            if new:
+                return self._joined(problem, args, page, candidates, new)
+        if new and ((policy == "online" and racing) or not (candidates and candidates[0].native)):
+            return None
+        candidates += [refused(b, k, ANEW) for b, k in new]
+        if new or changed:
+            decision = self._decided(problem, candidates, page)
+        else:
+            decision = replace(page.decision, candidates=tuple(candidates))
+        choice = self._carried(problem, args, self._with_left_out(problem.op, decision))
+        then, now = page.decision, choice.decision
+        captured = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
+        if not doubting and not (captured and now.chosen == then.chosen):
+            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
+        return replace(choice, foreign=page.foreign)
+
+    def _sorted(
+        self, problem: Problem, page: Page, *, leaves: bool, doubting: bool
+    ) -> tuple[list[Candidate], list[tuple[Backend, Kernel]], bool]:
+        """Compare a page with the kernels that are installed.
+
+        Parameters
+        ----------
+        problem : Problem
+        page : Page
+        leaves : bool
+            Whether kernels stay out that took no part in the page's figures, or lost there.
+        doubting : bool
+            Whether kernels with unchanged figures are checked again.
+
+        Returns
+        -------
+        candidates : list of Candidate
+            Those whose figures count, and those that are refused.
+        new : list of tuple
+            The kernels without figures that count.
+        changed : bool
+            Whether a kernel that was timed can't take part any more.
+        """
         known = {c.label: c for c in page.decision.candidates if not _on_request(c)}
-        candidates: list[Candidate] = []
-        changed, leaves = False, page.foreign and (at_once or policy == "online")
         winners = {page.decision.chosen, (page.decision.captured or page.decision).chosen}
+        candidates: list[Candidate] = []
         new: list[tuple[Backend, Kernel]] = []
+        changed = False
         for backend, kernel in self.tuner.taking_part(problem.op):
             label = backend.label(kernel)
             before = known.pop(label, None)
             if leaves and before is None and label not in page.makes:
-                candidates.append(
-                    Candidate(label, backend.name, refusal=ELSEWHERE, graph_safe=kernel.graph_safe)
-                )
+                candidates.append(refused(backend, kernel, ELSEWHERE))
                 continue
             if leaves and not doubting and before is not None and not (before.native or label in winners):
                 candidates.append(before)  # changed or not, no race is begun for it: its identity takes time
@@ -204,38 +251,13 @@ class Recall:
             refusal = None if told and not doubting else self.tuner.refusal(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None
-                candidates.append(
-                    Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
-                )
+                candidates.append(refused(backend, kernel, refusal))
             elif before is not None and (told or (same and label in page.late)):
                 candidates.append(before)
             else:
                 new.append((backend, kernel))
         changed |= any(c.timing for c in known.values())  # the remaining ones aren't installed any more
-        if (new or changed) and not doubting:
-            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
-        racing = page.unclear < RACES
-        if new and policy == "measure" and racing:
-            spared = self.spared(problem)
-            out = [(b, k, spared[b.label(k)]) for b, k in new if b.label(k) in spared]
-            candidates += [Candidate(b.label(k), b.name, w, graph_safe=k.graph_safe) for b, k, w in out]
-            new = [(b, k) for b, k in new if b.label(k) not in spared]
-            if new:
-                return self._joined(problem, args, page, candidates, new)
-        if new and ((policy == "online" and racing) or not (candidates and candidates[0].native)):
-            return None
-        candidates += [Candidate(b.label(k), b.name, refusal=ANEW, graph_safe=k.graph_safe) for b, k in new]
-        if new or changed:
-            decision = self._decided(problem, candidates, page)
-            choice = self._carried(problem, args, self._with_left_out(problem.op, decision))
-            return replace(choice, foreign=page.foreign)
-        decision = replace(page.decision, candidates=tuple(candidates))
-        choice = self._carried(problem, args, self._with_left_out(problem.op, decision))
-        then, now = page.decision, choice.decision
-        both = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
-        if not doubting and not (both and now.chosen == then.chosen):
-            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
-        return replace(choice, foreign=page.foreign)
+        return candidates, new, changed
 
     def _told(self, before: Candidate, backend: Backend, kernel: Kernel) -> bool:
         """Return whether a kernel needs no new check: it was timed, or is simulated."""
