@@ -39,69 +39,81 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 
 def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [f"## {_text(device['name'])}", ""]
-    for name, value in (
-        ("Ceilings", _ceilings(device["ceilings"])),
-        ("Versions", _versions(device["versions"])),
-    ):
-        lines.append(f"{name}: {value}.")
+    return [
+        *_heading(device),
+        *_policies(device, cells),
+        *_failures(device, cells),
+        *_operators(cells),
+        *_cells(cells),
+        *_backends(device),
+    ]
+
+
+def _heading(device: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"## {_text(device['name'])}",
+        "",
+        f"Ceilings: {_ceilings(device['ceilings'])}.",
+        f"Versions: {_versions(device['versions'])}.",
+    ]
     if device["unsure"]:
         lines.append(
             f"Uncertain ceilings, since other work ran during their measurement: {device['unsure']}."
         )
-    lines += [*(f"Method: {m}." for m in device["methods"]), ""]
-    lines += ["### Times as fast as torch at its best", ""]
-    summary = device["summary"]
+    return [*lines, *(f"Method: {m}." for m in device["methods"]), ""]
+
+
+def _policies(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[str]:
     left = f"{sum(c['left_to_torch'] for c in cells)} of {len(cells)} cells"
-    lines += _table(
-        ("policy", "cells", "geometric mean", "fifth percentile", "worst cell", "slower than torch"),
-        [
-            (
-                NAMES.get(s["policy"], f"always {s['policy']}"),
-                str(s["cells"]),
-                *(f"{s[k]:.2f}" for k in ("mean", "p5", "minimum")),
-                str(s["slower"]),
-            )
-            for s in summary
-        ],
-    )
-    lines += [
+    rows = [
+        (
+            NAMES.get(s["policy"], f"always {s['policy']}"),
+            str(s["cells"]),
+            *(f"{s[k]:.2f}" for k in ("mean", "p5", "minimum")),
+            str(s["slower"]),
+        )
+        for s in device["summary"]
+    ]
+    return [
+        "### Times as fast as torch at its best",
+        "",
+        *_table(
+            ("policy", "cells", "geometric mean", "fifth percentile", "worst cell", "slower than torch"), rows
+        ),
         f"nxcore's choice is the winner by its rule on these timings; {left} are left to torch.",
         "A backend's row counts the cells where it ran.",
         "",
     ]
-    if device["failures"]:
-        lines += ["Invalid rows, which are excluded from all figures:", ""]
-        by_id = {c["id"]: c for c in cells}
-        lines += [
-            _text(f"- {f['label']} {f['verdict']}, {_cell(by_id[f['cell']])}: {f['reason']}")
-            for f in device["failures"]
-        ]
-        lines.append("")
-    lines += ["### By operator", ""]
+
+
+def _failures(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not device["failures"]:
+        return []
+    by_id = {c["id"]: c for c in cells}
+    rows = [
+        _text(f"- {f['label']} {f['verdict']}, {_cell(by_id[f['cell']])}: {f['reason']}")
+        for f in device["failures"]
+    ]
+    return ["Invalid rows, which are excluded from all figures:", "", *rows, ""]
+
+
+def _operators(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = []
     for op in dict.fromkeys(c["op"] for c in cells):
         found = spread([c["ratio"][0] for c in cells if c["op"] == op and c["ratio"]])
         if found:
             rows.append((op, str(found["cells"]), *(f"{found[k]:.2f}" for k in ("mean", "p5", "minimum"))))
-    lines += _table(("operator", "cells", "geometric mean", "fifth percentile", "worst cell"), rows)
-    lines += ["### Cells", ""]
-    lines += _table(
-        (
-            "operator",
-            "sample",
-            "type",
-            "bytes",
-            "torch, us",
-            "choice",
-            "its time, us",
-            "ratio",
-            "of floor",
-            "error",
-        ),
-        [_row(c) for c in cells],
-    )
-    lines += ["### Backends by cell", ""]
+    head = ("operator", "cells", "geometric mean", "fifth percentile", "worst cell")
+    return ["### By operator", "", *_table(head, rows)]
+
+
+def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    times = ("torch, us", "choice", "its time, us", "ratio", "of floor", "error")
+    head = ("operator", "sample", "type", "bytes", *times)
+    return ["### Cells", "", *_table(head, [_row(c) for c in cells])]
+
+
+def _backends(device: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             s["op"],
@@ -112,13 +124,13 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
         for s in device["support"]
         if not s["label"].startswith("torch") and s["label"] not in device["absent"]
     ]
-    lines += _table(("operator", "backend", "ran", "declined", "wrong", "why"), rows)
+    head = ("operator", "backend", "ran", "declined", "wrong", "why")
+    lines = ["### Backends by cell", "", *_table(head, rows)]
     if device["absent"]:
-        lines += ["Backends that never ran:", ""]
-        lines += [
+        absent = (
             f"- {_text(label)}: {_text(_reasons(reasons))}" for label, reasons in device["absent"].items()
-        ]
-        lines.append("")
+        )
+        lines += ["Backends that never ran:", "", *absent, ""]
     return lines
 
 
