@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +85,37 @@ def compared(old: Path, new: Path, margin: float, *, as_json: bool) -> bool:
     return any(line["verdict"] in BAD | {"SLOW"} for line in lines)
 
 
+def summarised(bench: Bench, rows: Sequence[dict[str, Any]], sizes: Sequence[str]) -> dict[str, Any]:
+    """Return rows with what follows from them: by operator, by size class, tests and speed-ups."""
+    from nxcore.bench.checks import checks, success
+    from nxcore.bench.sizes import reached, speedups
+    from nxcore.bench.summary import summary
+
+    shares = list(reached(rows, sizes, bench.ceilings))
+    tests = checks(rows, shares)
+    return {
+        "head": bench.head,
+        "rows": rows,
+        "summary": summary(rows),
+        "sizes": [share.to_dict() for share in shares],
+        "tests": tests,
+        "speedups": speedups(rows) | {"success": success(tests)},
+    }
+
+
+def show_summary(found: Mapping[str, Any], *, brief: bool) -> None:
+    """Print what `summarised` found; ``brief`` leaves out the summary by operator."""
+    from nxcore.cli import scoreboard
+
+    if not brief:
+        scoreboard.summed_up(found["head"], found["rows"], found["summary"])
+    if found["sizes"]:
+        scoreboard.by_size(found["sizes"])
+    if brief:
+        scoreboard.tested(found["tests"])
+        scoreboard.sped_up(found["speedups"])
+
+
 def command(
     op: Annotated[list[str] | None, typer.Argument(help="Only these operators.")] = None,
     backend: Annotated[
@@ -148,11 +179,9 @@ def command(
         destination.file(record, "--record")
     from nxcore import session
     from nxcore.bench.cells import Wanted, cells
-    from nxcore.bench.checks import checks, success
     from nxcore.bench.engine import FAST, FULL, Bench
     from nxcore.bench.row import BAD
-    from nxcore.bench.sizes import SIZES, reached, speedups
-    from nxcore.bench.summary import summary as summed
+    from nxcore.bench.sizes import SIZES
     from nxcore.errors import InvalidInputError
     from nxcore.spec.device import available
 
@@ -172,21 +201,7 @@ def command(
         for of_cell in measured(bench, chosen, record, seconds, advance):
             rows += of_cell
             show(of_cell)
-    lines = summed(rows)
-    shares = list(reached(rows, wanted.sizes, bench.ceilings))
-    by_size = [found.to_dict() for found in shares]
-    tests = checks(rows, shares)
-    overall = speedups(rows) | {"success": success(tests)}
-    if json:
-        found = {"head": bench.head, "rows": rows, "summary": lines, "sizes": by_size}
-        render.json(found | {"tests": tests, "speedups": overall})
-    else:
-        if not summary:
-            scoreboard.summed_up(bench.head, rows, lines)
-        if by_size:
-            scoreboard.by_size(by_size)
-        if summary:
-            scoreboard.tested(tests)
-            scoreboard.sped_up(overall)
+    found = summarised(bench, rows, wanted.sizes)
+    render.json(found) if json else show_summary(found, brief=summary)
     if any(row["verdict"] in BAD for row in rows):
         raise typer.Exit(1)
