@@ -185,10 +185,18 @@ def capturing(problem: Problem) -> bool:
     return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+_EAGER: ContextVar[bool] = ContextVar("nxcore_eager", default=False)
+
+
 class _Regime:
     """Which of two choices eager calls take, where captured calls have another."""
 
-    captured = False
+    runs = False
+
+    @property
+    def captured(self) -> bool:
+        """Whether they take that of captured calls, in this thread."""
+        return self.runs and not _EAGER.get()
 
 
 REGIME = _Regime()
@@ -201,21 +209,21 @@ def as_captured() -> Iterator[None]:
 
     Kernels may differ by what torch's settings permit, such as TF32. Blocks must not overlap.
     """
-    REGIME.captured = True
+    REGIME.runs = True
     try:
         yield
     finally:
-        REGIME.captured = False
+        REGIME.runs = False
 
 
 @contextlib.contextmanager
 def as_eager() -> Iterator[None]:
-    """Have calls be eager ones within a run of ``as_captured``: a verdict counts for every call."""
-    before, REGIME.captured = REGIME.captured, False
+    """Have this thread's calls be eager ones within a run of ``as_captured``: a verdict counts for all."""
+    token = _EAGER.set(True)
     try:
         yield
     finally:
-        REGIME.captured = before
+        _EAGER.reset(token)
 
 
 class Operators(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -60,3 +62,22 @@ def test_results_of_a_run_for_a_capture_are_not_copied(captured):
             found = session.op("add")(x, x)
     assert found.equal(2 * x)
     assert (found.data_ptr() == results[-1].data_ptr()) is captured
+
+
+def test_another_thread_that_verifies_leaves_the_run_as_it_is():
+    inside, over = threading.Event(), threading.Event()
+
+    def verify():
+        with as_eager():
+            inside.set()
+            over.wait(30)
+            assert not REGIME.captured
+
+    thread = threading.Thread(target=verify)
+    thread.start()
+    inside.wait(30)
+    with as_captured():
+        assert REGIME.captured
+        over.set()
+        thread.join()
+        assert REGIME.captured

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from nxcore.measure.collection import no_collection, young_alone
+from nxcore.measure.collection import PYTHONS, no_collection, young_alone
 
 
 def test_it_ends_where_it_began():
@@ -95,7 +95,7 @@ def test_objects_from_before_are_not_looked_at(thawed, generations):
     assert generations.count(2) == 1
     assert new() is None, "the garbage of the block is collected at its end"
     assert alive() is not None
-    assert not gc.get_freeze_count()
+    assert gc.get_freeze_count() < PYTHONS
     gc.collect()
     assert alive() is None
     assert held
@@ -105,4 +105,4 @@ def test_what_the_program_has_frozen_stays_so():
     gc.freeze()  # as the suite does
     with young_alone():
         pass
-    assert gc.get_freeze_count()
+    assert gc.get_freeze_count() > PYTHONS
