@@ -173,7 +173,7 @@ def full_speed_s(steps: Steps, final: float) -> float:
 def near_full_speed_s(
     steps: Steps, middle: Callable[[Iterable[float]], float] = statistics.fmean, last_s: float = LAST_S
 ) -> float:
-    """Return when the last step ended that begins a second whose steps take a tenth more than the last ones.
+    """Return when the last slow step ended of a second whose steps take a tenth more than the last ones.
 
     The mean of eleven steps of 20 ms changes by a tenth with every short disturbance of the host. So does
     that of the few steps of a second which isn't over at the end; it is part of others.
@@ -191,11 +191,11 @@ def near_full_speed_s(
     final = middle(s for at, s in steps if at > steps[-1][0] - last_s)
     found = 0.0
     for i, (began, _) in enumerate(steps):
-        group = [s for at, s in steps[i:] if at - s < began + SECOND]
+        group = [step for step in steps[i:] if step[0] - step[1] < began + SECOND]
         if i and began + SECOND > steps[-1][0]:
             break
-        if middle(group) > NEAR * final:
-            found = began
+        if middle(s for _, s in group) > NEAR * final:
+            found = max(at for at, s in group if s > NEAR * final)
     return found
 
 
