@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nxcore.choose.beforehand import Beforehand
 from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.learn.doubt import Doubts
@@ -99,7 +100,7 @@ class Chooser:
         self.estimator, self.pairs = Estimator(recall), Pairs(recall, self.lock)
         self.pruner, recall.spared = Pruner(self.estimator), self._spared
         self.doubts = Doubts(lambda: self.learner, self._contradicted)
-        self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
+        self.recorded, self.beforehand = Recorded(recall.wisdom, self.tuner.registry), Beforehand(recall)
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed, self.waits, self._made = changed, True, 0
         self._beside = set[Problem]()  # given to the survey by captures
@@ -175,10 +176,12 @@ class Chooser:
             return None
         return None if self.recorded.holds(spec, args) else self.recorded.tables(spec)
 
-    def expect(self, device: torch.device) -> None:
-        """Prepare for problems of a device that nothing is known of."""
-        if self.policy == "online" and not self.recall.wisdom.has(device):
-            self.survey.prepare(device)
+    def expect(self, like: torch.Tensor) -> None:
+        """Prepare for a network that is called with a tensor like this one, and captured after."""
+        if self.recall.wisdom.has(like.device) and self.policy in ("online", "measure", "estimate"):
+            self.beforehand.begin(like)
+        elif self.policy == "online":
+            self.survey.prepare(like.device)
 
     def spare(self, device: torch.device, *, first: bool) -> None:
         """Have the first run for a capture measure a few problems itself where the device is known.

@@ -143,7 +143,7 @@ class Whole(Part):
         self._dice = None if recorder is None else recorder.dice()
         first = met < self.settled
         if self.gives_up and not met and recorder is not None:
-            default().chooser.expect(device)
+            default().chooser.expect(tensors[0])
         waits = (first or self._waits) and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
         if self._refusal or not waits or recorder is None or self._dice is None:
             return super()._ran(key, module, tensors)
@@ -206,6 +206,7 @@ class Whole(Part):
 
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
         """Capture a call. Where that waits for a process beside the program, torch's kernels are replayed."""
+        default().chooser.beforehand.end()
         patience, began = self._patience, time.perf_counter()
         with young_alone(), default().chooser.tuner.gate.store.later(*FOUND):
             why = super()._capture(key, module, tensors, ran_s)

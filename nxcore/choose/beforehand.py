@@ -1,0 +1,120 @@
+"""Beforehand: kernels of a network that are verified in a thread, while torch serves its first calls.
+
+A first step loads torch's own kernels, for which the interpreter isn't needed. The capture that follows needs
+it for two thirds of its time to verify kernels. Which ones is on record.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.choose.recall import Recall
+from nxcore.errors import FOREIGN
+from nxcore.spec.compiling import on_disk_alone
+from nxcore.spec.device import heed_no_capture
+from nxcore.store.problems import described, moved
+from nxcore.store.wisdom import environment
+from nxcore.trust.gate import short
+
+_log = logging.getLogger(__name__)
+
+DEVICES = ("cuda",)
+"""The types of devices for whose kernels this is done."""
+
+
+class Beforehand:
+    """Verifies the kernels that win on record for a network's sizes, once a process.
+
+    Parameters
+    ----------
+    recall : Recall
+        Has the record, and the gate.
+
+    Attributes
+    ----------
+    thread : Thread, optional
+        In which that is done, once it has begun.
+    """
+
+    def __init__(self, recall: Recall) -> None:
+        self._recall, self._over = recall, threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def begin(self, like: Tensor) -> None:
+        """Begin, for a network that is called with a tensor like this one."""
+        if self.thread is None and like.device.type in DEVICES and like.ndim and not self._over.is_set():
+            self.thread = threading.Thread(
+                target=self._verify, args=(like.detach(),), name="nxcore beforehand"
+            )
+            self.thread.start()
+
+    def end(self) -> None:
+        """End after the kernel that is being verified: from now on a caller does that."""
+        self._over.set()
+
+    def _verify(self, like: Tensor) -> None:
+        if like.is_cuda:
+            heed_no_capture()
+        for op, label, of in _expected(self._recall, like):
+            if self._over.is_set() or not threading.main_thread().is_alive():
+                return
+            try:
+                self._verify_one(op, label, of, like.device)
+            except FOREIGN as error:  # the call that needs it finds what is wrong with it
+                _log.debug("beforehand: %s of %s isn't verified: %s", label, op, error)
+
+    def _verify_one(self, op: str, label: str, of: Mapping[str, Any], device: torch.device) -> None:
+        """Verify a kernel that needs no compiler."""
+        tuner = self._recall.tuner
+        problem = moved(described(tuner.registry.spec(op), of), device)
+        for backend, kernel in tuner.registry.kernels(op):
+            if backend.label(kernel) == label and not tuner.refusal(backend, kernel, problem):
+                with on_disk_alone():
+                    tuner.gate.verify(backend, kernel, problem)
+
+
+def _expected(recall: Recall, like: Tensor) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Return operators with the kernel that wins most of an operator's problems, and one of these.
+
+    Operators with many problems come first.
+    """
+    wisdom, registry, facts = recall.wisdom, recall.tuner.registry, environment(like.device)
+    found: list[tuple[int, str, str, Mapping[str, Any]]] = []
+    for op in dict.fromkeys(str(of.get("op")) for of in wisdom.keys(like.device.type)):
+        labels, examples = Counter[str](), dict[str, Mapping[str, Any]]()
+        for of, page in list(wisdom.shelf(facts, op).values()) if op in registry.ops else ():
+            decision = page.decision.captured or page.decision
+            if decision[decision.chosen].backend != "torch" and _fits(of, like):
+                labels[decision.chosen] += 1
+                examples.setdefault(decision.chosen, of)
+        found += [(count, op, label, examples[label]) for label, count in labels.most_common(1)]
+    return [row[1:] for row in sorted(found, key=lambda row: -row[0])]
+
+
+def _fits(of: Mapping[str, Any], like: Tensor) -> bool:
+    """Return whether a recorded problem may be one of a network's: of its batch, and of its image reduced."""
+    first = next(_tensors(of), None)
+    if first is None or first.get("dtype") != short(like.dtype) or not first["shape"]:
+        return False
+    shape = first["shape"]
+    return bool(shape[0] == like.shape[0] and shape[-1] and like.shape[-1] % shape[-1] == 0)
+
+
+def _tensors(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the descriptions of tensors in the key of a page."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("shape"), list):
+            yield value
+        else:
+            for item in value.values():
+                yield from _tensors(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,94 @@
+"""Kernels that win on record for a network's sizes are verified while torch serves its first calls."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from nxcore.choose import beforehand
+from nxcore.context import in_force
+from nxcore.measure import race as racing
+from nxcore.spec.compiling import UncompiledError
+from tests.null import fakes
+from tests.null.choose.learn.test_exploration import X, learning
+
+
+@pytest.fixture
+def recorded(monkeypatch, tmp_path):
+    """Return a function that returns a session with a record, and the kernels that its gate verifies."""
+    clock = fakes.Clock()
+    monkeypatch.setattr(beforehand, "DEVICES", ("cpu",))
+    fakes.identified(monkeypatch)
+    monkeypatch.setattr(fakes, "Clock", lambda: clock)
+    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
+
+    def made(**us):
+        with in_force(at_once=True):
+            learning(folder=tmp_path, **us)[0].op("add")(X, X)
+        session, verified = learning(folder=tmp_path, **us)[0], []
+        monkeypatch.setattr(
+            session.tuner.gate,
+            "verify",
+            lambda backend, kernel, problem: verified.append((backend.name, problem)),
+        )
+        return session, verified
+
+    return made
+
+
+def expected(session, like, policy="online"):
+    """Let a network be called with a tensor, and its kernels be verified."""
+    with in_force(policy=policy):
+        session.chooser.expect(like)
+    if session.chooser.beforehand.thread:
+        session.chooser.beforehand.thread.join(30)
+
+
+def test_the_winner_is_verified_once(recorded):
+    session, verified = recorded(torch=100, fast=50, slow=70)
+    for _ in range(2):
+        expected(session, torch.ones(X.shape))
+    assert [name for name, _ in verified] == ["fast"]
+    assert verified[0][1].tensors[0].shape == X.shape
+
+
+@pytest.mark.parametrize(
+    ("like", "policy"),
+    [
+        (torch.ones(X.shape[0] + 1, *X.shape[1:]), "online"),
+        (torch.ones(X.shape, dtype=torch.float64), "online"),
+        (torch.ones(X.shape), "frozen"),
+        (torch.ones(()), "online"),
+    ],
+    ids=["another batch", "another dtype", "nothing changes", "no batch"],
+)
+def test_other_networks_have_none(recorded, like, policy):
+    session, verified = recorded(torch=100, fast=50)
+    expected(session, like, policy)
+    assert verified == []
+
+
+def test_there_is_none_where_torch_wins(recorded):
+    session, verified = recorded(torch=50, slow=100)
+    expected(session, torch.ones(X.shape))
+    assert verified == []
+
+
+def test_a_capture_ends_it(recorded):
+    session, verified = recorded(torch=100, fast=50)
+    session.chooser.beforehand.end()
+    expected(session, torch.ones(X.shape))
+    assert verified == []
+
+
+def test_what_must_be_compiled_or_fails_is_left_to_the_call(recorded, monkeypatch):
+    session, _ = recorded(torch=100, fast=50)
+
+    def fails(*_):
+        raise UncompiledError("add")
+
+    monkeypatch.setattr(session.tuner.gate, "verify", fails)
+    expected(session, torch.ones(X.shape))
+    assert not session.chooser.beforehand.thread.is_alive()
