@@ -80,31 +80,34 @@ class Beforehand:
                     tuner.gate.verify(backend, kernel, problem)
 
 
-def _expected(recall: Recall, like: Tensor) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Return operators with the kernel that wins most of an operator's problems, and one of these.
+def _expected(recall: Recall, like: Tensor) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield operators with the kernel that wins most of an operator's problems, and one of these.
 
-    Operators with many problems come first.
+    Operators come first most of whose problems fit.
     """
     wisdom, registry, facts = recall.wisdom, recall.tuner.registry, environment(like.device)
-    found: list[tuple[int, str, str, Mapping[str, Any]]] = []
-    for op in dict.fromkeys(str(of.get("op")) for of in wisdom.keys(like.device.type)):
+    known, fit = Counter[str](), Counter[str]()
+    for of in wisdom.keys(like.device.type):
+        known[str(of.get("op"))] += 1
+        fit[str(of.get("op"))] += _fits(of, like)
+    for op in sorted((op for op in +fit if op in registry.ops), key=lambda op: -fit[op] / known[op]):
+        backends = {b.label(k): b.name for b, k in registry.kernels(op)}
         labels, examples = Counter[str](), dict[str, Mapping[str, Any]]()
-        for of, page in list(wisdom.shelf(facts, op).values()) if op in registry.ops else ():
-            decision = page.decision.captured or page.decision
-            if decision[decision.chosen].backend != "torch" and _fits(of, like):
-                labels[decision.chosen] += 1
-                examples.setdefault(decision.chosen, of)
-        found += [(count, op, label, examples[label]) for label, count in labels.most_common(1)]
-    return [row[1:] for row in sorted(found, key=lambda row: -row[0])]
+        for of, page in list(wisdom.shelf(facts, op).values()):
+            label = (page.decision.captured or page.decision).chosen
+            if backends.get(label, "torch") != "torch" and _fits(of, like):
+                labels[label] += 1
+                examples.setdefault(label, of)
+        yield from ((op, label, examples[label]) for label, _ in labels.most_common(1))
 
 
 def _fits(of: Mapping[str, Any], like: Tensor) -> bool:
     """Return whether a recorded problem may be one of a network's: of its batch, and of its image reduced."""
-    first = next(_tensors(of), None)
-    if first is None or first.get("dtype") != short(like.dtype) or not first["shape"]:
-        return False
-    shape = first["shape"]
-    return bool(shape[0] == like.shape[0] and shape[-1] and like.shape[-1] % shape[-1] == 0)
+    first, dtype = next(_tensors(of), None), short(like.dtype)
+    return bool(first and first.get("dtype") == dtype) and any(
+        len(shape) == like.ndim and shape[0] == like.shape[0] and shape[-1] and not like.shape[-1] % shape[-1]
+        for shape in (tensor["shape"] for tensor in _tensors(of))
+    )
 
 
 def _tensors(value: Any) -> Iterator[Mapping[str, Any]]:
