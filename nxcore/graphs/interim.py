@@ -31,7 +31,7 @@ STEP = 0.8
 RACE_S = 0.5
 """Seconds after which a call goes on though a race isn't over."""
 
-STAY, LONGEST, STAY_S = 0.75, 0.95, 0.05
+STAY, LONGEST, STAY_S = 0.7, 0.85, 0.05
 """The time of steps, and of the present one, relative to torch's, up to which a call waits for the process's
 next race too; and the seconds for which it does, in which the process verifies most problems.
 
