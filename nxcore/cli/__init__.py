@@ -1,4 +1,4 @@
-"""The command line: a command returns data, ``render`` alone prints it. May import nas and below.
+"""The command line: a command returns data, ``render`` and tables print it. May import nas and below.
 
 A command imports its heavy modules when it runs, so that ``nxcore --help`` starts at once.
 """

@@ -9,29 +9,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from nxcore.bench.demo import ASKED, Cell, Report, Row
-from nxcore.cli.render import (
-    VERDICT,
-    _console,
-    _error,
-    _ratio,
-    _table,
-    copied,
-    show,
-    unavailable,
-)
+from nxcore.cli import terminal
+from nxcore.cli.render import VERDICT, copied, unavailable
 from nxcore.measure.timing import duration
 
 
 def demo(report: Report, *, everything: bool = False) -> None:
     """Print the results of the demo."""
-    console, head = _console(), report.head
+    console, head = terminal.console(), report.head
     device = head["device"]
     versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
     console.print(f"[bold]{escape(device['name'])}[/bold], {device['units']} units; {escape(versions)}")
     console.print(f"A small convolutional model on {escape(head['images'])}.")
     for cell in report.cells if everything else report.cells[:1]:
         console.print()
-        show(cell_table(cell if everything else _ran(cell)))
+        terminal.show(cell_table(cell if everything else _ran(cell)))
         console.print(f"chosen: [bold]{escape(cell.chosen)}[/bold] ({escape(cell.reason)})")
     if everything:
         _edge(report)
@@ -84,7 +76,7 @@ def _ran(cell: Cell) -> Cell:
 
 
 def _edge(report: Report) -> None:
-    console, edge = _console(), report.edge
+    console, edge = terminal.console(), report.edge
     console.print()
     console.print(
         f"The mixed edge of {len(report.head['operations'])} operations, end to end. Errors against float64: "
@@ -102,7 +94,7 @@ def _edge(report: Report) -> None:
 
 def cell_table(cell: Cell) -> Table:
     """Return one problem of the demo as a table, one row for each kernel."""
-    table = _table(
+    table = terminal.table(
         "kernel",
         "verdict",
         "error",
@@ -118,7 +110,7 @@ def cell_table(cell: Cell) -> Table:
         table.add_row(
             f"{mark}{escape(row.label)}[/]",
             f"[{colour}]{row.verdict}[/{colour}]",
-            _error(row.error),
+            terminal.error_text(row.error),
             duration(row.median_us) if row.median_us is not None else "",
             _note(row),
             f"{row.share:.0%}" if row.share is not None else "",
@@ -128,5 +120,5 @@ def cell_table(cell: Cell) -> Table:
 
 def _note(row: Row) -> str:
     if row.ratio is not None:
-        return _ratio(row.ratio)
+        return terminal.ratio_text(row.ratio)
     return escape(row.detail)

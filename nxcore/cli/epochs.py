@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from nxcore.cli.render import _console, _table
+from nxcore.cli import terminal
 
 Row = Mapping[str, Any]
 LAST = 12
@@ -34,7 +34,7 @@ def watching(
     quiet : bool
         Show nothing.
     """
-    console = _console()
+    console = terminal.console()
     if quiet:
         yield lambda _: None
         return
@@ -78,7 +78,7 @@ def watching(
 def table(rows: Sequence[Row]) -> Table:
     """Return epochs as a table."""
     columns = ("phase", "epoch", "loss", "accuracy", "validation", "held out", "entropy")
-    shown = _table(*columns, "dominant operations", right=columns[1:])
+    shown = terminal.table(*columns, "dominant operations", right=columns[1:])
     for row in rows:
         if "grown" in row:
             shown.add_row(row["phase"], *[""] * (len(columns) - 1), _grown(row))
@@ -106,7 +106,7 @@ def dominant(genotype: Mapping[str, Any]) -> str:
 
 def found(report: Mapping[str, Any]) -> None:
     """Print the genotype that a search found, its accuracy, and the files written."""
-    console = _console()
+    console = terminal.console()
     genotype = report["genotype"]
     for title, genes in (("normal", genotype["normal"]), ("reduction", genotype["reduce"])):
         nodes = [genes[i : i + 2] for i in range(0, len(genes), 2)]

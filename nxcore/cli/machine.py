@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from nxcore.cli.render import _console, _table, copied, show, unavailable
+from nxcore.cli import terminal
+from nxcore.cli.render import copied, unavailable
 
 STATUS = {"ready": "green", "failed": "red", "disabled": "dim"}
 STATE = {"ok": "[green]ok[/green]", "broken": "[red]broken[/red]"}
@@ -15,7 +16,7 @@ STATE = {"ok": "[green]ok[/green]", "broken": "[red]broken[/red]"}
 
 def backends(rows: list[dict[str, Any]]) -> None:
     """Print the backends."""
-    table = _table("backend", "status", "from", "operators", "reason")
+    table = terminal.table("backend", "status", "from", "operators", "reason")
     away = [row for row in rows if row["status"] == "unavailable"]
     for row in rows:
         if row in away:
@@ -28,10 +29,10 @@ def backends(rows: list[dict[str, Any]]) -> None:
             str(len(row["operators"])),
             escape(row["reason"].strip().rpartition("\n")[2]),  # of a traceback, the error
         )
-    show(table)
+    terminal.show(table)
     if away:
         text = unavailable((row["name"], row["reason"]) for row in away)
-        _console().print(escape(f"unavailable here: {text}"))
+        terminal.console().print(escape(f"unavailable here: {text}"))
     if any(len(row["reason"].splitlines()) > 1 for row in rows):
         copied("the whole traceback: nxcore backends --json")
     _changes((row["name"], row["hint"]) for row in rows)
@@ -39,17 +40,17 @@ def backends(rows: list[dict[str, Any]]) -> None:
 
 def doctor(rows: list[dict[str, Any]]) -> None:
     """Print the checks, then the commands that change them."""
-    table = _table("", "check", "found")
+    table = terminal.table("", "check", "found")
     away = [row for row in rows if row["state"] == "unavailable"]
     for row in rows:
         if row not in away:
             table.add_row(STATE[row["state"]], escape(row["name"]), escape(row["detail"]))
-    show(table)
+    terminal.show(table)
     for row in rows:
         _to_compile(row.get("calls", ()))
     if away:
         text = unavailable((row["name"].removeprefix("backend "), row["reason"]) for row in away)
-        _console().print(escape(f"unavailable here (not an error): {text}"))
+        terminal.console().print(escape(f"unavailable here (not an error): {text}"))
     _changes((row["name"], row["fix"]) for row in rows)
 
 
@@ -61,12 +62,12 @@ def _to_compile(calls: Iterable[dict[str, Any]]) -> None:
             found.setdefault((call["kernel"], call["op"], call["state"]), []).append(call)
     if not found:
         return
-    table = _table("kernel", "operator", "calls", "what is compiled first", right=("calls",))
+    table = terminal.table("kernel", "operator", "calls", "what is compiled first", right=("calls",))
     for (kernel, op, state), these in sorted(found.items()):
         what = these[0]["what"]
         first = what.partition("(")[0] if state == "compiles" else f"{state}: {what}"
         table.add_row(escape(kernel), op, str(len(these)), escape(first))
-    show(table)
+    terminal.show(table)
 
 
 def _changes(rows: Iterable[tuple[str, str]]) -> None:

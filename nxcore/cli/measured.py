@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from nxcore.cli.render import _console, _ratio, _table, show
+from nxcore.cli import terminal
 from nxcore.measure.timing import duration
 from nxcore.spec.problem import plain
 from nxcore.spec.spec import REQUIRED
@@ -20,7 +20,7 @@ FLAGS = {"needs_grad": "with a gradient", "aliased": "out is an input", "determi
 
 def tune(found: dict[str, Any]) -> None:
     """Print the measured problems, then one line that counts all."""
-    table = _table("problem", "tensors", "chosen", "times as fast as torch", "was")
+    table = terminal.table("problem", "tensors", "chosen", "times as fast as torch", "was")
     rows = found["rows"]
     for row in rows:
         if row["status"] == "known":
@@ -30,12 +30,12 @@ def tune(found: dict[str, Any]) -> None:
             escape(f"{row['op']} {row['name']}"),
             escape(described(row["problem"])),
             escape(row["chosen"]),
-            _ratio(row["ratio"]) if served and row["ratio"] else escape(row["reason"]),
+            terminal.ratio_text(row["ratio"]) if served and row["ratio"] else escape(row["reason"]),
             escape(row["was"]),
         )
-    console = _console()
+    console = terminal.console()
     if table.row_count:
-        show(table)
+        terminal.show(table)
     for row in (r for r in rows if r["status"] == "unclear"):
         console.print(
             f"[yellow]unclear[/yellow] {escape(row['op'])} {escape(row['name'])}: {escape(row['reason'])}"
@@ -53,42 +53,42 @@ def tune(found: dict[str, Any]) -> None:
 
 def shipped(rows: list[dict[str, Any]], files: list[str]) -> None:
     """Print the kernels for which shipped entries don't count."""
-    console = _console()
+    console = terminal.console()
     if not rows:
         console.print(f"every kernel in {', '.join(files) or 'no file'} is as it was measured")
         return
-    table = _table("from", "device", "operator", "kernel", "problems", "why", right=("problems",))
+    table = terminal.table("from", "device", "operator", "kernel", "problems", "why", right=("problems",))
     for row in rows:
         count = f"{row['entries']} of {row['of']}"
         table.add_row(*map(escape, (row["file"], row["device"], row["op"], row["kernel"], count, row["why"])))
-    show(table)
+    terminal.show(table)
 
 
 def tiles(found: list[dict[str, Any]]) -> None:
     """Print the tiles of each sample, the kernel's own choice first."""
-    console = _console()
+    console = terminal.console()
     for entry in found:
         if entry["reason"]:
             console.print(f"{escape(entry['sample'])}: {escape(entry['reason'])}")
             continue
         columns = ("tile", "median", "of floor", "times as fast as chosen")
-        table = _table(*columns, title=entry["sample"], right=("median", "of floor"))
+        table = terminal.table(*columns, title=entry["sample"], right=("median", "of floor"))
         for row in entry["rows"]:
             timed = row["device_us"] is not None
             table.add_row(
                 escape(row["tile"]),
                 duration(row["device_us"]) if timed else "",
                 f"{row['share']:.0%}" if timed else "",
-                _ratio(row["ratio"]) if timed else escape(row["reason"]),
+                terminal.ratio_text(row["ratio"]) if timed else escape(row["reason"]),
             )
-        show(table)
+        terminal.show(table)
 
 
 def wisdom(rows: list[dict[str, Any]]) -> None:
     """Print the measured problems, one table for each device."""
-    console = _console()
+    console = terminal.console()
     for device in dict.fromkeys(row["device"] for row in rows):
-        table = _table(
+        table = terminal.table(
             "operator", "problem", "chosen", "why", "policy", "days", title=device, right=("days",)
         )
         for row in (r for r in rows if r["device"] == device):
@@ -104,7 +104,7 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
                 days,
             )
             table.add_row(*map(escape, cells))
-        show(table)
+        terminal.show(table)
     if not rows:
         console.print("nothing is measured yet")
 

@@ -9,29 +9,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
 
+from nxcore.cli import terminal
 from nxcore.measure.timing import duration
-
-if TYPE_CHECKING:
-    from rich.console import JustifyMethod
-
-
-WIDTH = 100
-WIDEST = 1000
-WHOLE = frozenset(
-    {
-        "backend", "check", "chosen", "days", "error", "from", "kernel", "median", "of roofline", "operator",
-        "outcome", "policy", "status", "times as fast as torch", "type", "verdict", "was",
-    }
-)  # fmt: skip
-"""Columns of names and figures. Their lines are never broken, so that names can be copied."""
 
 VERDICT = {
     "verified": "green",
@@ -41,36 +24,6 @@ VERDICT = {
     "crashed": "red",
     "hung": "red",
 }
-
-
-def _console(*, stderr: bool = False) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
-    wide = Console(stderr=stderr)
-    terminal = stream is not None and stream.isatty()  # None where it was closed
-    return Console(stderr=stderr, width=min(wide.width, WIDTH) if terminal else WIDTH, highlight=False)
-
-
-def _table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
-    shown = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        justify: JustifyMethod = "right" if column in right else "left"
-        shown.add_column(column, justify=justify, overflow="fold", no_wrap=column in WHOLE)
-    return shown
-
-
-def show(table: Table) -> None:
-    """Print a table; wider than the terminal if a word would be cut otherwise, so that it can be copied."""
-    console = _console()
-    least = Measurement.get(console, console.options.update(width=WIDEST), table).minimum
-    console.print(table, width=max(console.width, least), crop=False)
-
-
-def show_whole(table: Table) -> None:
-    """Print a table of names and figures, wider than the terminal where a cell would be cut otherwise."""
-    console = _console()
-    needed = Measurement.get(console, console.options.update(width=WIDEST), table).maximum
-    console.width = max(console.width, needed)  # the width that print takes is at most the console's
-    console.print(table, crop=False)
 
 
 def unavailable(rows: Iterable[tuple[str, str]]) -> str:
@@ -83,22 +36,22 @@ def unavailable(rows: Iterable[tuple[str, str]]) -> str:
 
 def copied(text: str) -> None:
     """Print a line for copying: only the terminal wraps it, so that a copy has no line break."""
-    _console().print(text, markup=False, soft_wrap=True)
+    terminal.console().print(text, markup=False, soft_wrap=True)
 
 
 def line(text: str) -> None:
     """Print one line as it is."""
-    _console().print(text, markup=False)
+    terminal.console().print(text, markup=False)
 
 
 def error(text: str) -> None:
     """Print an error to standard error."""
-    _console(stderr=True).print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+    terminal.console(stderr=True).print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
 
 
 def warning(text: str) -> None:
     """Print a warning to standard error."""
-    _console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+    terminal.console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
 
 
 def dumps(data: Any) -> str:
@@ -124,7 +77,7 @@ def progress(
 
     In a pipe at most a line in ``every`` so many seconds, and one for the first and the last step.
     """
-    console = _console(stderr=True)
+    console = terminal.console(stderr=True)
     if quiet:
         yield lambda *_: None
         return
@@ -157,7 +110,7 @@ def ops(rows: list[dict[str, Any]]) -> None:
     """Print the operators."""
     everywhere = [name for name in rows[0]["kernels"] if all(name in row["kernels"] for row in rows)]
     origins = {row["source"]["distribution"] for row in rows}
-    table = _table("operator", *["from"] * (len(origins) > 1), "kernels", "what it does")
+    table = terminal.table("operator", *["from"] * (len(origins) > 1), "kernels", "what it does")
     table.columns[-2].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
     for row in rows:
         gradient = row["gradient"]
@@ -166,15 +119,15 @@ def ops(rows: list[dict[str, Any]]) -> None:
         source = [escape(row["source"]["distribution"])] * (len(origins) > 1)
         more = ", ".join(name for name in row["kernels"] if name not in everywhere)
         table.add_row(f"[bold]{row['name']}[/bold]", *source, more, summary)
-    show(table)
+    terminal.show(table)
     if everywhere:
-        _console().print(f"every operator also has: {', '.join(everywhere)}")
+        terminal.console().print(f"every operator also has: {', '.join(everywhere)}")
 
 
 def explain(found: dict[str, Any]) -> None:
     """Print an explanation."""
     decision = found["decision"]
-    console = _console()
+    console = terminal.console()
     console.print(escape(f"sample {found['sample']}: {found['text']}"))
     console.print(
         f"[bold]{decision['chosen']}[/bold] runs it ({decision['rule']}): {escape(decision['reason'])}"
@@ -184,7 +137,7 @@ def explain(found: dict[str, Any]) -> None:
     if pair := found["pair"]:
         console.print(f"forward and backward together: {escape(pair['chosen'])}: {escape(pair['reason'])}")
     columns = ("kernel", "median", "times as fast as torch", "error", "why not chosen")
-    table = _table(*columns, right=("median", "error"))
+    table = terminal.table(*columns, right=("median", "error"))
     aside = {*found["unavailable"], *found["on_request"]}
     for c in decision["candidates"]:
         if c["label"] in aside:
@@ -194,12 +147,12 @@ def explain(found: dict[str, Any]) -> None:
         table.add_row(
             escape(c["label"]),
             duration(timing["median_us"]) if timing else "",
-            _ratio(ratio) if ratio else "",
-            _error(c["error"]),
+            terminal.ratio_text(ratio) if ratio else "",
+            terminal.error_text(c["error"]),
             escape("; ".join(filter(None, why))),
         )
     if table.row_count:
-        show(table)
+        terminal.show(table)
     if away := found["unavailable"]:
         console.print(escape(f"can't run here: {unavailable(away.items())} (fixes: nxcore doctor)"))
     if labels := found["on_request"]:
@@ -214,14 +167,14 @@ def explain(found: dict[str, Any]) -> None:
 
 def cache(rows: list[dict[str, Any]]) -> None:
     """Print the files on disk."""
-    console = _console()
+    console = terminal.console()
     if not rows:
         console.print("nothing is on disk")
         return
-    table = _table("part", "holds", "files", "MB", right=("files", "MB"))
+    table = terminal.table("part", "holds", "files", "MB", right=("files", "MB"))
     for row in rows:
         table.add_row(row["part"], row["holds"], str(row["files"]), f"{row['bytes'] / 1e6:.1f}")
-    show(table)
+    terminal.show(table)
     for row in rows:
         console.print(escape(row["folder"]))
     console.print("To remove it: nxcore cache clear, or nxcore cache clear PART")
@@ -230,15 +183,15 @@ def cache(rows: list[dict[str, Any]]) -> None:
 def quarantine(rows: list[dict[str, Any]]) -> None:
     """Print the kernels in quarantine, one table for each kind."""
     titles = {"wrong": "Wrong results", "crashed": "Crashed or hung", "raised": "Raised repeatedly"}
-    console = _console()
+    console = terminal.console()
     for kind, title in titles.items():
-        table = _table("operator", "kernel", "type", "device", "until", "reason", title=title)
+        table = terminal.table("operator", "kernel", "type", "device", "until", "reason", title=title)
         for row in (r for r in rows if r["kind"] == kind):
             until = time.strftime("%Y-%m-%d", time.gmtime(row["until"]))
             cells = (row["op"], row["kernel"], row["dtype"], row["device"], until, row["reason"])
             table.add_row(*map(escape, cells))
         if table.row_count:
-            show(table)
+            terminal.show(table)
     if rows:
         console.print("To remove one: nxcore quarantine clear OPERATOR --kernel KERNEL")
     else:
@@ -248,7 +201,7 @@ def quarantine(rows: list[dict[str, Any]]) -> None:
 def verify(rows: list[dict[str, Any]]) -> None:
     """Print the outcome of each kernel, and below the kernels that can't run here."""
     columns = ("operator", "kernel", "type", "outcome", "samples", "worst error", "reason")
-    table = _table(*columns, right=("samples", "worst error"))
+    table = terminal.table(*columns, right=("samples", "worst error"))
     absent: dict[tuple[str, str], int] = {}
     counts = Counter[str]()
     for row in rows:
@@ -266,12 +219,12 @@ def verify(rows: list[dict[str, Any]]) -> None:
             row["dtype"],
             f"[{colour}]{row['outcome']}[/{colour}]",
             str(row["samples"] or ""),
-            _error(row["error"]),
+            terminal.error_text(row["error"]),
             escape(row["reason"]),
         )
-    console = _console()
+    console = terminal.console()
     if table.row_count:
-        show(table)
+        terminal.show(table)
     for (kernel, reason), count in absent.items():
         rows_of = f"{count} row{'s' * (count > 1)}"
         console.print(f"[yellow]not run:[/yellow] {escape(kernel)} ({rows_of}): {escape(reason)}")
@@ -281,13 +234,15 @@ def verify(rows: list[dict[str, Any]]) -> None:
 
 def audit(found: dict[str, Any]) -> None:
     """Print an audit of stored winners: the rate of those slower than torch, and each of them."""
-    console = _console()
+    console = terminal.console()
     wrong, (low, high) = [row for row in found["rows"] if row["slower"]], found["interval"]
     if wrong:
-        table = _table("operator", "chosen", "times as fast as torch", "problem")
+        table = terminal.table("operator", "chosen", "times as fast as torch", "problem")
         for row in wrong:
-            table.add_row(row["op"], escape(row["chosen"]), _ratio(row["ratio"]), escape(row["problem"]))
-        show(table)
+            table.add_row(
+                row["op"], escape(row["chosen"]), terminal.ratio_text(row["ratio"]), escape(row["problem"])
+            )
+        terminal.show(table)
     for reason, count in found["skipped"].items():
         console.print(f"{count} not measured: {escape(reason)}")
     if found["audited"]:
@@ -296,12 +251,3 @@ def audit(found: dict[str, Any]) -> None:
         console.print(f"{said} are slower than torch: {rate}")
     else:
         console.print("no stored winner was measured again")
-
-
-def _ratio(ratio: Any) -> str:
-    median, low, high = ratio
-    return f"{median:.2f} [dim]\\[{low:.2f}, {high:.2f}][/dim]"
-
-
-def _error(value: float | None) -> str:
-    return "" if value is None else f"{value:.1e}"

@@ -15,7 +15,8 @@ from rich.markup import escape
 from nxcore.bench.row import BAD
 from nxcore.bench.sizes import SIZES
 from nxcore.bench.summary import summary
-from nxcore.cli.render import _console, _error, _ratio, _table, progress, show_whole
+from nxcore.cli import terminal
+from nxcore.cli.render import progress
 from nxcore.measure.timing import duration
 
 Rows = Sequence[dict[str, Any]]
@@ -39,7 +40,7 @@ WORST = 20
 @contextlib.contextmanager
 def watching(total: int, *, quiet: bool = False) -> Iterator[Watched]:
     """Show the progress of a run; yield a function to call before a cell, and one that takes its rows."""
-    console = _console()
+    console = terminal.console()
     if quiet:
         with progress("bench") as advance:
             yield advance, lambda _: None
@@ -91,7 +92,9 @@ def cell(rows: Rows) -> Group:
     floor = f"  (floor {duration(first['floor_us'])})" if "floor_us" in first else ""
     columns = ("kernel", "verdict", "a call", "times as fast as torch", "of floor", "GB/s", "error")
     right = ("a call", "of floor", "GB/s", "error")
-    table = _table(*columns, title=f"{first['op']} {first['sample']} {first['dtype']}{floor}", right=right)
+    table = terminal.table(
+        *columns, title=f"{first['op']} {first['sample']} {first['dtype']}{floor}", right=right
+    )
     absent: dict[str, list[str]] = {}
     for row in rows:
         if row["verdict"] == "DECLINED":
@@ -103,10 +106,10 @@ def cell(rows: Rows) -> Group:
             escape(row["label"]),
             f"[{COLOUR.get(row['verdict'], 'default')}]{escape(said)}[/]",
             duration(row["call_us"]) if timed else "",
-            _ratio(row["ratio"]) if row.get("ratio") else escape(row.get("reason", "")),
+            terminal.ratio_text(row["ratio"]) if row.get("ratio") else escape(row.get("reason", "")),
             f"{row['share_of_floor']:.0%}" if "share_of_floor" in row else "",
             f"{row['gb_per_s']:,.1f}" if "gb_per_s" in row else "",
-            _error(row["error"]),
+            terminal.error_text(row["error"]),
         )
     below = (f"[dim]DECLINED {escape(', '.join(labels))}: {escape(why)}[/]" for why, labels in absent.items())
     return Group(table, *below)
@@ -114,7 +117,7 @@ def cell(rows: Rows) -> Group:
 
 def _summary(lines: Rows) -> Group:
     """Return the summary as a table, and below it a line of the kernels that declined every cell."""
-    table = _table(
+    table = terminal.table(
         "kernel", "cells", "mean", "p5", "worst", "slower than torch", "beyond doubt", "verdicts",
         right=("cells", "mean", "p5", "worst", "slower than torch", "beyond doubt"),
     )  # fmt: skip
@@ -131,7 +134,7 @@ def _summary(lines: Rows) -> Group:
 
 def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
     """Print the summary: one line for each kernel, the wrong rows, device and versions."""
-    console = _console()
+    console = terminal.console()
     console.print(_summary(lines))
     console.print(
         "mean (geometric), p5 (5th percentile) and worst of the cells: how many times as fast as torch's "
@@ -166,7 +169,7 @@ def by_size(found: Rows) -> None:
     alone = [names.pop() for names in (set(ops), set(types)) if len(names) == 1]  # these need no column
     first = ["operator"] * (len(ops) > 1) + ["type"] * (len(types) > 1)
     columns = (*first, "size", "kernel", *right, "minimum, aim", "met")
-    table = _table(*columns, title=" ".join(alone), right=right)
+    table = terminal.table(*columns, title=" ".join(alone), right=right)
     for column in table.columns:
         column.no_wrap = True  # names and figures alone
     for row in found:
@@ -176,7 +179,7 @@ def by_size(found: Rows) -> None:
         of = [row["op"]] * (len(ops) > 1) + [row["dtype"]] * (len(types) > 1)
         size = row["sample"].replace("_", " ")
         table.add_row(*of, size, escape(row["label"]), *times, f"{row['share']:.0%}", aims, said)
-    show_whole(table)
+    terminal.show_whole(table)
 
 
 REQUIRED = {
@@ -190,20 +193,20 @@ REQUIRED = {
 
 def tested(tests: Rows) -> None:
     """Print the eight tests of a run, a line each."""
-    table = _table("test", "requirement", "cells", "failed", "result", right=("cells", "failed"))
+    table = terminal.table("test", "requirement", "cells", "failed", "result", right=("cells", "failed"))
     for row in tests:
         said = {True: "[green]passed[/]", False: "[red]failed[/]", None: "[dim]not run[/]"}[row["passed"]]
         table.add_row(row["test"], REQUIRED[row["test"]], str(row["cells"]), str(row["failed"]), said)
-    _console().print(table)
+    terminal.console().print(table)
 
 
 def sped_up(overall: dict[str, Any]) -> None:
     """Print the success rate and the speed-ups over all cells in a sentence."""
     if not overall["cells"]:
-        _console().print("no cell was timed")
+        terminal.console().print("no cell was timed")
         return
     mean, most, least = (f"{overall[k]:.2f}x" for k in ("mean", "max", "min"))
-    _console().print(
+    terminal.console().print(
         f"{overall['success']:.0%} of the tests that ran passed; {overall['cells']} cells: "
         f"mean speed-up {mean}, max {most}, min {least}",
         soft_wrap=True,
@@ -212,10 +215,10 @@ def sped_up(overall: dict[str, Any]) -> None:
 
 def compared(lines: Rows, apart: Sequence[str]) -> None:
     """Print the changes between two records, and count the rest."""
-    console = _console()
+    console = terminal.console()
     for text in apart:
         console.print(f"[yellow]differs[/yellow] {escape(text)}")
-    table = _table(
+    table = terminal.table(
         "operator", "sample", "type", "kernel", "verdict", "old", "new", "new over old", right=("old", "new")
     )
     changed = [found for found in lines if found["verdict"] in BAD | {"SLOW", "FAST"}]
@@ -228,7 +231,7 @@ def compared(lines: Rows, apart: Sequence[str]) -> None:
             escape(found["label"]),
             f"[{COLOUR.get(found['verdict'], 'default')}]{found['verdict']}[/]",
             *(f"{found[k][0]:.2f}x" if found[k] else "" for k in ("old", "new")),
-            _ratio(found["change"]) if found["change"] else escape(found["reason"]),
+            terminal.ratio_text(found["change"]) if found["change"] else escape(found["reason"]),
         )
     if table.row_count:
         console.print(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from nxcore.cli.render import _console, _table, show
+from nxcore.cli import terminal
 from nxcore.report.study import facts
 from nxcore.report.study.facts import Record
 from nxcore.report.study.sentences import sentences
@@ -20,10 +20,12 @@ NARROW = {
 
 def study(record: Record) -> None:
     """Print a record: times as fast as the baseline, the fastest strict entrant bold, and the sentences."""
-    console, known = _console(), facts.labels(record)
+    console, known = terminal.console(), facts.labels(record)
     base = record["baseline"]
     heads = [NARROW.get(label, label) for label in known]
-    table = _table("shape", *heads, title=f"Times as fast as {base}, whose time is in us", right=tuple(heads))
+    table = terminal.table(
+        "shape", *heads, title=f"Times as fast as {base}, whose time is in us", right=tuple(heads)
+    )
     first = {tuple(cell["shape"]): label for label, cells in facts.firsts(record).items() for cell in cells}
     for cell in record["cells"]:
         side, taps, padding = cell["shape"]
@@ -36,6 +38,6 @@ def study(record: Record) -> None:
             row.append(f"[bold]{text}[/bold]" if first.get(tuple(cell["shape"])) == label else text)
         table.add_row(*row)
     if known:
-        show(table)
+        terminal.show(table)
     for sentence in sentences(record):
         console.print(f"- {escape(sentence)}")

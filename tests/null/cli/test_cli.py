@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import nxcore
 from nxcore import session as sessions
 from nxcore.bench import demo
-from nxcore.cli import app, main, render
+from nxcore.cli import app, main, terminal
 from nxcore.errors import InvalidInputError, NxcoreError, UnknownBackendError, UnknownOperatorError
 from nxcore.interop import native
 from nxcore.registry.registry import BackendStatus, Source
@@ -252,7 +252,7 @@ def narrow(monkeypatch):
     ]
     here = fakes.backend("a-backend-that-is-here", fakes.kernel("max_pool2d_with_offsets"))
     monkeypatch.setattr(sessions, "_default", fakes.session(here, *away))
-    monkeypatch.setattr(render, "WIDTH", 80)
+    monkeypatch.setattr(terminal, "WIDTH", 80)
 
 
 @pytest.mark.parametrize(
