@@ -260,3 +260,18 @@ def test_there_must_be_room_for_another_pool(monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free << 30, 80 << 30))
         assert interim.roomy(torch.device("cuda")) is roomy
     assert interim.roomy(torch.device("cpu"))
+
+
+def test_a_capture_verifies_alone_and_its_findings_are_written_after_it(monkeypatch):
+    plain, patched, _ = networks()
+    chooser, tried, order = default().chooser, Capture._tried, []
+    monkeypatch.setattr(chooser.beforehand, "end", lambda: order.append("end"))
+
+    def seen(self, *args):
+        order.append(sorted(chooser.tuner.gate.store._later))
+        return tried(self, *args)
+
+    monkeypatch.setattr(Capture, "_tried", seen)
+    agree(plain, patched, 3)
+    assert order[:2] == ["end", ["identities", "verdicts"]]
+    assert not chooser.tuner.gate.store._later
