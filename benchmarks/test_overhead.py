@@ -30,6 +30,9 @@ REFERENCE_KEY_US = 0.34
 REFERENCE_FUNCTION_US = 4.0
 GRADIENT_US = 5.0
 CALL_US, TENSOR_US = 1.0, 0.35
+PYTHONS_READ_US = 0.4
+"""What Python's path may take more for an operator that reads a setting of torch's in each call."""
+
 ROUNDS, CALLS = 40, 2_000
 LONGER = 200
 """Calls of a round of those that take microseconds: a round of a millisecond is rarely interrupted."""
@@ -88,7 +91,9 @@ def _above_direct(op: Operator, bound: tuple[Any, ...], call: Callable[[], Any])
         }
     )
     unit = (least["key"] - least["loop"]) / REFERENCE_KEY_US
-    return least["through nxcore"] - least["direct"], (CALL_US + TENSOR_US * len(tensors)) * unit
+    reads = any(p.read for p in op.spec.params) and native.of(op) is None
+    limit = CALL_US + TENSOR_US * len(tensors) + PYTHONS_READ_US * reads
+    return least["through nxcore"] - least["direct"], limit * unit
 
 
 def _again_if_over(measured: Callable[[], tuple[float, float]]) -> tuple[float, float]:
@@ -129,6 +134,8 @@ def test_a_pair_made_anew_is_compared_item_by_item(record_property: Any) -> None
 
 
 UNDER_AUTOCAST, AUTOCAST_US, PYTHONS_AUTOCAST_US = 1.1, 0.15, 0.4
+PYTHONS_DTYPE_US = 0.8
+"""What Python's path may take more where autocast's dtype is part of what a plan is found by."""
 
 
 @pytest.mark.parametrize(
@@ -156,8 +163,9 @@ def test_under_autocast_a_call_costs_what_it_costs_outside(case: str, record_pro
                 inside = min(inside, _round_us(lambda: op.run(*bound), LONGER))
             outside = min(outside, _round_us(lambda: op.run(*bound), LONGER))
             key = min(key, _round_us(lambda: (x.shape, x.stride(), x.dtype, x.device), LONGER))
-        compiled = native.of(op) is not None
-        free = (AUTOCAST_US if compiled else PYTHONS_AUTOCAST_US) * key / REFERENCE_KEY_US
+        lowers = "lower" in op.spec.autocast.values()
+        pythons = PYTHONS_AUTOCAST_US + PYTHONS_DTYPE_US * lowers
+        free = (pythons if native.of(op) is None else AUTOCAST_US) * key / REFERENCE_KEY_US
         return inside, max(UNDER_AUTOCAST * outside, outside + free)
 
     inside, limit = _again_if_over(measured)

@@ -8,7 +8,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-from nxcore.interop.autocast import outside
+from nxcore.interop.autocast import OUTSIDE
 
 
 def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
@@ -16,11 +16,13 @@ def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
     if plan is reference:
         return True
     kind = plan.__class__
+    if kind is FunctionType:
+        plan = getattr(plan, OUTSIDE, None)  # type: ignore[assignment]  # a plan that autocast is off for, or None
+        kind = plan.__class__
+        if kind is FunctionType:  # which is no such plan again
+            return plan is reference
     if kind is partial:
         return plan.func is reference  # type: ignore[attr-defined]  # a partial has one
-    if kind is FunctionType:
-        inner = outside(plan)
-        return inner is not None and leads_to(inner, reference)
     return kind is Counted and plan.torchs(reference)  # type: ignore[attr-defined]  # a Counted has one
 
 
