@@ -41,6 +41,11 @@ class Contender:
     candidate: Candidate
     call: Callable[..., Any] | None = None
 
+    @property
+    def races(self) -> bool:
+        """Whether its time counts: it can serve the call, and no interpreter runs it."""
+        return bool(self.call and not self.candidate.refusal and not self.candidate.simulated)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -165,6 +170,20 @@ def turned_down(backend: Backend, kernel: Kernel, refusal: Refusal) -> Contender
 def refused(backend: Backend, kernel: Kernel, refusal: Refusal) -> Candidate:
     """Return the row of a kernel that was left out by ``refusal``."""
     return Candidate(backend.label(kernel), backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
+
+
+def uncontested(problem: Problem, entries: Sequence[Contender]) -> str:
+    """Return why torch serves without a race; empty where there is something to race."""
+    if problem.view:
+        return "a view: there is nothing to run"
+    if sum(e.races for e in entries) == 1:
+        refusals = ((e.candidate.label, e.candidate.refusal) for e in entries)
+        pruned = [label for label, refusal in refusals if refusal and refusal.code is Code.PRUNED]
+        promise = f"no other kernel promises to be faster: {', '.join(pruned)} were not compiled"
+        return promise if pruned else "no kernel of another backend can run this call"
+    if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
+        return "there is nothing to compute"
+    return ""
 
 
 def carry_out(decision: Decision, entries: Sequence[Contender]) -> Choice:

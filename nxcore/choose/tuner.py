@@ -18,13 +18,13 @@ from nxcore.choose.contenders import (
     Contender,
     carry_out,
     decided,
-    leaves_of,
     left_out,
     private_out,
     regimes,
     timed,
     try_once,
     turned_down,
+    uncontested,
     yardstick,
 )
 from nxcore.choose.shortlist import EVERY, Shortlist
@@ -125,19 +125,9 @@ class Tuner:
         if backend is not None:
             return self._pinned(problem, args, backend)
         kernels = list(self.registry.kernels(problem.op))
-        considered: dict[str, Contender] = {}
-        for b, k in ((b, k) for name in order for b, k in kernels if b.name == name):
-            entry = considered[b.label(k)] = self.enter(b, k, problem, args)
-            if not entry.candidate.refusal:  # preparing the others may take long
-                why = f"not considered: {b.name!r} is preferred"
-                entries = [
-                    considered.get(b.label(k))
-                    or left_out(b, k, why if b.name in order or not b.on_request else "")
-                    for b, k in kernels
-                ]
-                reason = f"nxcore.use({', '.join(map(repr, order))}) is in force"
-                candidates = tuple(e.candidate for e in entries)
-                return carry_out(Decision(entry.candidate.label, "preferred", reason, candidates), entries)
+        considered, preferred = self._preferred(problem, args, order)
+        if preferred is not None:
+            return preferred
         considered |= self._listed(problem, args, shortlist)
         entries = [
             considered.get(b.label(k))
@@ -150,6 +140,27 @@ class Tuner:
         ]
         decision, again = self.measured(problem, args, entries, before)
         return replace(carry_out(decision, entries), again=again)
+
+    def _preferred(
+        self, problem: Problem, args: tuple[Any, ...], order: Sequence[str]
+    ) -> tuple[dict[str, Contender], Choice | None]:
+        """Enter preferred kernels up to the first that can serve; return those entered, and its choice."""
+        kernels = list(self.registry.kernels(problem.op))
+        considered: dict[str, Contender] = {}
+        for b, k in ((b, k) for name in order for b, k in kernels if b.name == name):
+            entry = considered[b.label(k)] = self.enter(b, k, problem, args)
+            if not entry.candidate.refusal:  # preparing the others may take long
+                why = f"not considered: {b.name!r} is preferred"
+                entries = [
+                    considered.get(b.label(k))
+                    or left_out(b, k, why if b.name in order or not b.on_request else "")
+                    for b, k in kernels
+                ]
+                reason = f"nxcore.use({', '.join(map(repr, order))}) is in force"
+                candidates = tuple(e.candidate for e in entries)
+                decision = Decision(entry.candidate.label, "preferred", reason, candidates)
+                return considered, carry_out(decision, entries)
+        return considered, None
 
     def _listed(self, problem: Problem, args: tuple[Any, ...], shortlist: Shortlist) -> dict[str, Contender]:
         """Enter the first kernels of a shortlist that can serve; leave out the others that it names."""
@@ -316,31 +327,19 @@ class Tuner:
         entries: Sequence[Contender],
         before: Decision | None = None,
     ) -> tuple[Decision, Timing | None]:
-        """Race all that can serve and decide. Nothing is measured where the result is certain.
+        """Race all that can serve; return the decision, and the A/A row if there was a race.
 
-        The winners on record, ``before``, stay at ties.
-
-        Returns
-        -------
-        decision : Decision
-        again : Timing or None
-            The A/A row, if there was a race.
+        Nothing is measured where the result is certain. The winners on record, ``before``, stay at ties.
         """
         candidates = [e.candidate for e in entries]
-        racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
+        racing = [e for e in entries if e.races]
         reference = entries[0].candidate.label
 
         def stay(reason: str) -> tuple[Decision, None]:
             return Decision(reference, "reference", reason, tuple(candidates)), None
 
-        if problem.view:
-            return stay("a view: there is nothing to run")
-        if len(racing) == 1:
-            pruned = [c.label for c in candidates if c.refusal and c.refusal.code is Code.PRUNED]
-            promise = f"no other kernel promises to be faster: {', '.join(pruned)} were not compiled"
-            return stay(promise if pruned else "no kernel of another backend can run this call")
-        if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
-            return stay("there is nothing to compute")
+        if reason := uncontested(problem, entries):
+            return stay(reason)
         if not self.measures:
             return stay("not measured: NXCORE_NO_MEASURE is set")
         arguments = private_out(problem, args)

@@ -163,9 +163,7 @@ class Lesson:
     def _begin(self, entries: list[Contender]) -> None:
         """Let the kernels take turns, if there are at least two."""
         self._entries = entries
-        racing = [
-            e for e in self._entries if e.call and not e.candidate.refusal and not e.candidate.simulated
-        ]
+        racing = [e for e in self._entries if e.races]
         if len(racing) < 2:
             why = "no kernel of another backend can run this call"
             decision = Decision("torch", "reference", why, tuple(e.candidate for e in self._entries))
