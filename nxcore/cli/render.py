@@ -1,4 +1,4 @@
-"""The one place that prints: tables for a terminal, plain text in a pipe, JSON for machines."""
+"""Output of commands: tables for a terminal, plain text in a pipe, JSON for machines."""
 
 from __future__ import annotations
 
