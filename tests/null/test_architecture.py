@@ -237,7 +237,7 @@ def test_undocumented_names_are_found():
     assert sorted(undocumented(tree)) == ["C.g", "f"]
 
 
-def test_only_render_prints():
+def test_no_module_calls_print():
     for path in MODULES:
         calls = {
             n.func.id
