@@ -6,7 +6,9 @@ it for two thirds of its time to verify kernels. Which ones is on record.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,6 +29,26 @@ _log = logging.getLogger(__name__)
 
 DEVICES = ("cuda",)
 """The types of devices for whose kernels this is done."""
+
+
+SWITCH_S = 2e-4
+"""Seconds after which the thread gives the interpreter to the program, which wants it after each launch.
+
+Python's own 5 ms would be added to many of a step's thousands of launches.
+"""
+
+
+@contextlib.contextmanager
+def _switching(seconds: float) -> Iterator[None]:
+    """Let threads have the interpreter for so long within this block, unless the program sets that itself."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(seconds, before))
+    mine = sys.getswitchinterval()
+    try:
+        yield
+    finally:
+        if sys.getswitchinterval() == mine:
+            sys.setswitchinterval(before)
 
 
 class Beforehand:
@@ -62,13 +84,14 @@ class Beforehand:
     def _verify(self, like: Tensor) -> None:
         if like.is_cuda:
             heed_no_capture()
-        for op, label, of in _expected(self._recall, like):
-            if self._over.is_set() or not threading.main_thread().is_alive():
-                return
-            try:
-                self._verify_one(op, label, of, like.device)
-            except FOREIGN as error:  # the call that needs it finds what is wrong with it
-                _log.debug("beforehand: %s of %s isn't verified: %s", label, op, error)
+        with _switching(SWITCH_S):
+            for op, label, of in _expected(self._recall, like):
+                if self._over.is_set() or not threading.main_thread().is_alive():
+                    return
+                try:
+                    self._verify_one(op, label, of, like.device)
+                except FOREIGN as error:  # the call that needs it finds what is wrong with it
+                    _log.debug("beforehand: %s of %s isn't verified: %s", label, op, error)
 
     def _verify_one(self, op: str, label: str, of: Mapping[str, Any], device: torch.device) -> None:
         """Verify a kernel that needs no compiler."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import pytest
 import torch
@@ -48,9 +49,13 @@ def expected(session, like, policy="online"):
 
 def test_the_winner_is_verified_once(recorded):
     session, verified = recorded(torch=100, fast=50, slow=70)
+    before, switching, verify = sys.getswitchinterval(), [], session.tuner.gate.verify
+    session.tuner.gate.verify = lambda *args: switching.append(sys.getswitchinterval()) or verify(*args)
     for _ in range(2):
         expected(session, torch.ones(X.shape))
     assert [name for name, _ in verified] == ["fast"]
+    assert switching == [pytest.approx(beforehand.SWITCH_S)], "the program has the interpreter soon"
+    assert sys.getswitchinterval() == before
     assert verified[0][1].tensors[0].shape == X.shape
 
 
