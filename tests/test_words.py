@@ -18,7 +18,7 @@ PYTHON = sorted(
 )
 PAGES = sorted(
     p.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "docs/performance/*.md", "plugins/*/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md")
     for p in ROOT.glob(pattern)
 )
 GLOSSARY = ROOT / "docs" / "glossary.md"
