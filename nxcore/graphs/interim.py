@@ -31,12 +31,15 @@ STEP = 0.8
 RACE_S = 0.5
 """Seconds after which a call goes on though a race isn't over."""
 
-STAY, LONGEST, STAY_S = 0.7, 0.85, 0.05
-"""The time of steps, and of the present one, relative to torch's, up to which a call waits for the process's
-next race too; and the seconds for which it does, in which the process verifies most problems.
+STAY, STAY_S = 0.7, 0.05
+"""The time of steps, relative to torch's, up to which a call waits for the process's next race too; and the
+seconds for which it does, in which the process verifies most problems.
 
 A process that has to wait for a replay waits longer than a call that waits for it.
 """
+
+RECENT = 0.2
+"""The weight of the last step in the mean of what recent ones have left."""
 
 
 class ByTorch(Capture):
@@ -88,7 +91,8 @@ class Interim:
         self._make, self._ledger, self._over = make, ledger, False
         self._capture: ByTorch | None = None
         self._before = (0, 0.0)  # the steps until the first replay, and their seconds
-        self._left, self._replay_s = 0.0, 0.0  # seconds of the present step, and of its replays
+        self._left, self._usual = 0.0, 0.0  # seconds of the present step, and the mean of recent ones
+        self._replay_s = 0.0
         self.state = ""
 
     @property
@@ -103,6 +107,7 @@ class Interim:
             return None
         self._leave(tensors[0].device)
         left, self._left = self._left, 0.0
+        self._usual += RECENT * (left - self._usual)
         with capture.lock:
             if not capture.may_begin():
                 return None
@@ -127,7 +132,7 @@ class Interim:
         synchronize(device)
         self._left += turns.give(RACE_S)
         stays = survey.open and seconds <= STAY * ledger.plain_s * steps
-        while stays and self._replay_s + self._left + STAY_S <= LONGEST * ledger.plain_s:
+        while stays and self._replay_s + max(self._left, self._usual) + STAY_S <= STAY * ledger.plain_s:
             began = time.monotonic()
             stays = turns.asked_within(STAY_S)
             self._left += time.monotonic() - began + (turns.give(RACE_S) if stays else 0.0)

@@ -167,7 +167,7 @@ def test_the_process_has_the_device_before_each_pass_if_steps_are_not_slow_for_t
     assert survey.saved[-1] == (PLAIN_S - 1.0, pytest.approx(0.5, abs=0.1)), "that isn't counted against it"
 
 
-@pytest.mark.parametrize(("share", "open_", "races"), [(0.5, 1, 3), (0.9, 1, 1), (0.5, 0, 1)])
+@pytest.mark.parametrize(("share", "open_", "races"), [(0.5, 1, 2), (0.9, 1, 1), (0.5, 0, 1)])
 def test_a_call_waits_for_more_races_if_steps_are_fast_and_there_are_more(
     survey, waiting, share, open_, races, monkeypatch
 ):
@@ -181,9 +181,12 @@ def test_a_call_waits_for_more_races_if_steps_are_fast_and_there_are_more(
     held._before, held._left = (ledger.steps, ledger.elapsed_s), 0.0
     for _ in range(10):
         ledger.begins()
-    monkeypatch.setattr(interim, "LONGEST", (1.0 + 0.6 + interim.STAY_S) / PLAIN_S)
+    held._replay_s = 0.7 * PLAIN_S - 0.4 - interim.STAY_S
     held._leave(torch.device("cpu"))
-    assert len(survey.given) == races, "each takes 0.25 s of the 0.6 besides the replay"
+    assert len(survey.given) == races, "each takes 0.25 s, and the step has 0.4"
+    held._left, held._usual = 0.0, 0.5
+    held._leave(torch.device("cpu"))
+    assert len(survey.given) == races + 1, "recent steps had no more"
 
 
 @pytest.mark.parametrize(("spent", "captured"), [(False, False), (True, True)])
