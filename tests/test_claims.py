@@ -164,10 +164,10 @@ def test_the_page_of_modules_has_the_least_and_the_largest_gains() -> None:
     assert f"at {single[0]:.2f} to {single[-1]:.2f} in `float32`" in page
 
 
-@pytest.mark.parametrize("name", ["windows", "windows-again"])
+@pytest.mark.parametrize("name", ["26-steps-windows", "26-steps-windows-again", "27-steps-decided"])
 def test_the_speeds_of_replayed_models_are_the_records(name: str) -> None:
     page = (ROOT / "docs/performance/models.md").read_text(encoding="utf-8")
-    record = ROOT / f"benchmarks/results/nvidia-h200/2026-11-26-steps-{name}.json"
+    record = ROOT / f"benchmarks/results/nvidia-h200/2026-11-{name}.json"
     for row in map(json.loads, record.read_text(encoding="utf-8").splitlines()):
         found = [(at, Turn(**p), Turn(**o)) for at, p, o in row["turns"]]
         later = [(p.seconds, o.seconds) for _, p, o in found[len(found) // 2 :] if not p.apart]
