@@ -38,15 +38,24 @@ class MaxPool2d(nn.MaxPool2d, Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return the largest element of each window; with ``return_indices``, also its position."""
-        window = self.kernel_size, self.stride, self.padding, self.dilation
-        how = *window, self.ceil_mode, self.return_indices
+        dilation = self.dilation
         # A dilated window may lie off the image, where torch's own backward writes outside its memory.
-        if self.dilation not in (1, (1, 1)):
+        if dilation not in (1, (1, 1)):
+            window = self.kernel_size, self.stride, self.padding, dilation
             try:
-                return _max_pool2d(input, *how)
+                return _max_pool2d(input, *window, self.ceil_mode, self.return_indices)
             except InvalidInputError:
                 return super().forward(input)  # raises torch's own message
-        found = self.by_kernel(_max_pool2d, input, *how)
+        found = self.by_kernel(
+            _max_pool2d,
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            dilation,
+            self.ceil_mode,
+            self.return_indices,
+        )
         return super().forward(input) if found is None else found
 
 

@@ -17,10 +17,10 @@ def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
         return True
     kind = plan.__class__
     if kind is FunctionType:
-        plan = getattr(plan, OUTSIDE, None)  # type: ignore[assignment]  # a plan that autocast is off for, or None
-        kind = plan.__class__
-        if kind is FunctionType:  # which is no such plan again
-            return plan is reference
+        inner: Any = getattr(plan, OUTSIDE, None)  # what runs with autocast off
+        if inner is None or inner.__class__ is FunctionType:
+            return inner is reference
+        plan, kind = inner, inner.__class__
     if kind is partial:
         return plan.func is reference  # type: ignore[attr-defined]  # a partial has one
     return kind is Counted and plan.torchs(reference)  # type: ignore[attr-defined]  # a Counted has one
