@@ -43,6 +43,9 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(machine_code.folder(Path(__file__).
 THREADS = torch.get_num_threads()
 """As many as torch took for itself."""
 
+SHARE = max(THREADS // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1)
+"""A worker's share of them."""
+
 FIRST = (
     "tests/hostile/test_mutations.py",
     "tests/plugins/test_ending.py",
@@ -123,9 +126,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seed = zlib.crc32(item.nodeid.encode())
     torch.manual_seed(seed)
     random.seed(seed)
-    # Several workers' threads on few numbers wait for one another. Numba's kernels have a way for several,
-    # which is tested too.
-    torch.set_num_threads(THREADS if CUDA or "numba" in item.nodeid else 1)
+    # Several workers' threads on few numbers wait for one another: on 16 cores, a test of 15 s took minutes.
+    # Numba's kernels have a way for several, which is tested too.
+    several = min(max(SHARE, 2), THREADS) if "numba" in item.nodeid else SHARE
+    torch.set_num_threads(several if CUDA or "numba" in item.nodeid else 1)
     keep_bookkeeping()
     take_turns()
 
