@@ -18,6 +18,7 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 OWN_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+KEPT = 4096  # functions that are found without asking the driver
 
 _granted: dict[
     int, int
@@ -108,7 +109,7 @@ def _current(index: int) -> Iterator[Any]:
         _check(library, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
-@functools.cache  # a plan of each problem asks, and each repetition of it without the interpreter
+@functools.lru_cache(KEPT)  # a plan of each problem asks, and each repetition of it without the interpreter
 def kernel(instance: Instance, index: int, shared: int, size: int) -> int:
     """Return the function of a kernel in a device's context, compiled and loaded where it isn't yet.
 
