@@ -68,11 +68,10 @@ def command(
     from nxcore.cli import destination, render, study_tables
     from nxcore.report.study import facts
 
+    record = None if from_record is None else facts.read(from_record)
     if not json:
         destination.folder(output, "--output")
-    if from_record is not None:
-        record = facts.read(from_record)
-    else:
+    if record is None:
         from nxcore.bench.study.study import Wanted, run
         from nxcore.spec.device import available
 

@@ -79,8 +79,10 @@ def test_pages_of_a_record_need_no_measurement(measured, tmp_path, monkeypatch):
     file.write_text(json.dumps(record()), "utf-8")
     assert "Times as fast as im2col" in run("--from", str(file), "-o", str(tmp_path / "pages"))
     assert measured == []
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInputError, match="can't read the record"):
         run("--from", str(tmp_path / "missing.json"))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "pages"}, "and no folder for its pages"
 
 
 def test_a_wrong_result_is_status_1(monkeypatch, tmp_path):
@@ -90,8 +92,9 @@ def test_a_wrong_result_is_status_1(monkeypatch, tmp_path):
     run("--device", "cpu", "--json", status=1)
 
 
-def test_an_unknown_entrant_or_size_is_an_error(monkeypatch):
+def test_an_unknown_entrant_or_size_is_an_error(monkeypatch, tmp_path):
     monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInputError, match="did you mean 'jax'"):
         run("--device", "cpu", "--entrants", "jaxx")
     with pytest.raises(InvalidInputError, match="input-size must be one of"):
