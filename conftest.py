@@ -136,8 +136,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(seed)
     # Several workers' threads on few numbers wait for one another: on 16 cores, a test of 15 s took minutes.
     # Numba's kernels have a way for several, which is tested too.
-    several = min(max(SHARE, 2), THREADS) if "numba" in item.nodeid else SHARE
-    torch.set_num_threads(several if CUDA or "numba" in item.nodeid else 1)
+    share = SHARE if CUDA else 1
+    torch.set_num_threads(min(max(share, 2), THREADS) if "numba" in item.nodeid else share)
     keep_bookkeeping()
     take_turns()
 

@@ -92,7 +92,6 @@ class Interim:
         self._capture: ByTorch | None = None
         self._before = (0, 0.0)  # the steps until the first replay, and their seconds
         self._left, self._usual = 0.0, 0.0  # seconds of the present step, and the mean of recent ones
-        self._replay_s = 0.0
         self.state = ""
 
     @property
@@ -105,7 +104,7 @@ class Interim:
         capture = self._capture or self._made(module, tensors)
         if capture is None:
             return None
-        self._leave(tensors[0].device)
+        self._leave(capture, tensors[0].device)
         left, self._left = self._left, 0.0
         self._usual += RECENT * (left - self._usual)
         with capture.lock:
@@ -120,7 +119,7 @@ class Interim:
             default().chooser.survey.pay((capture.ran_ms - capture.replayed_ms) / 1e3, left)
         return found
 
-    def _leave(self, device: torch.device) -> None:
+    def _leave(self, capture: ByTorch, device: torch.device) -> None:
         """Leave the device to the process if it asks, and steps aren't slow for that."""
         survey, ledger = default().chooser.survey, self._ledger
         turns = survey.turns
@@ -132,7 +131,8 @@ class Interim:
         synchronize(device)
         self._left += turns.give(RACE_S)
         stays = survey.open and seconds <= STAY * ledger.plain_s * steps
-        while stays and self._replay_s + max(self._left, self._usual) + STAY_S <= STAY * ledger.plain_s:
+        most_s = STAY * ledger.plain_s - capture.replayed_ms / 1e3 - STAY_S
+        while stays and max(self._left, self._usual) <= most_s:
             began = time.monotonic()
             stays = turns.asked_within(STAY_S)
             self._left += time.monotonic() - began + (turns.give(RACE_S) if stays else 0.0)
@@ -163,8 +163,8 @@ class Interim:
         if made.gain <= 1:
             self.end(f"replaying is no faster: {made.figures}")
             return None
-        made.between = functools.partial(self._leave, tensors[0].device)
-        self._capture, self.state, self._replay_s = made, made.figures, made.replayed_ms / 1e3
+        made.between = functools.partial(self._leave, made, tensors[0].device)
+        self._capture, self.state = made, made.figures
         self._before = self._ledger.steps + 1, self._ledger.elapsed_s
         return made
 

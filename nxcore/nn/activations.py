@@ -90,9 +90,8 @@ def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], C
             called = operator(tanh if tanh and own["approximate"] == "tanh" else name)
             found: Tensor | None
             try:
-                if (
-                    not numbers
-                ):  # arguments that are written out: a call with others of their number takes longer
+                # None and one are written out: a call that unpacks its arguments takes longer.
+                if not numbers:
                     found = called.by_kernel(input, None)
                 elif only:
                     found = called.by_kernel(input, own.get(only), None)

@@ -181,11 +181,11 @@ def test_a_call_waits_for_more_races_if_steps_are_fast_and_there_are_more(
     held._before, held._left = (ledger.steps, ledger.elapsed_s), 0.0
     for _ in range(10):
         ledger.begins()
-    held._replay_s = 0.7 * PLAIN_S - 0.4 - interim.STAY_S
-    held._leave(torch.device("cpu"))
+    capture = SimpleNamespace(replayed_ms=1e3 * (0.7 * PLAIN_S - 0.4 - interim.STAY_S))
+    held._leave(capture, torch.device("cpu"))
     assert len(survey.given) == races, "each takes 0.25 s, and the step has 0.4"
     held._left, held._usual = 0.0, 0.5
-    held._leave(torch.device("cpu"))
+    held._leave(capture, torch.device("cpu"))
     assert len(survey.given) == races + 1, "recent steps had no more"
 
 

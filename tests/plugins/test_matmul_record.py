@@ -138,16 +138,14 @@ def test_what_was_chosen_before_is_not_ahead_of_four_stages():
 
 
 def test_the_pages_table_of_shapes_timed_later_is_the_record():
-    page = PAGE
     for name, base, both, before, best in near_rows(pytest.importorskip("nxcore_cuda.matmul")):
         tile = list(both)[1]
         pair = ", ".join(f"{base / us:.2f}" for us in both.values())
         told = (f"{base / us:.2f}, `{label}`" for label, us in (before, best))
-        assert f"| {' | '.join([name, f'{base:.1f} us', f'{pair}, `{tile}`', *told])} |" in page
+        assert f"| {' | '.join([name, f'{base:.1f} us', f'{pair}, `{tile}`', *told])} |" in PAGE
 
 
 def test_the_pages_table_of_an_h100_is_the_record():
-    page = PAGE
     slower = 0
     for record in CHOSEN:
         rows = {row["entrant"]: row for row in record["rows"]}
@@ -166,8 +164,8 @@ def test_the_pages_table_of_an_h100_is_the_record():
             f"{chosen:.2f}",
             *("".join(found) for found in others),
         ]
-        assert f"| {' | '.join(cells)} |" in page
-    assert f"slower than cuBLAS by more than 2% in {slower} of {len(CHOSEN)} shapes" in " ".join(page.split())
+        assert f"| {' | '.join(cells)} |" in PAGE
+    assert f"slower than cuBLAS by more than 2% in {slower} of {len(CHOSEN)} shapes" in " ".join(PAGE.split())
 
 
 def times_of_teams(matmul):
@@ -219,7 +217,6 @@ def test_the_chosen_tile_of_triton_is_near_the_fastest_of_the_squares():
 def test_the_table_of_the_page_is_the_records():
     """What is chosen is of the latest record that has it, the best of any record."""
     matmul = pytest.importorskip("nxcore_cuda.matmul")
-    page = PAGE
     for record in (r for r in CASES if r["case"]["name"] in ("512", "1024", "2048", "4096", *PLAIN)):
         name, base = record["case"]["name"], record["rows"][0]
         chosen = entrant(matmul, matmul.choose(product(record["case"])))
@@ -231,7 +228,7 @@ def test_the_table_of_the_page_is_the_records():
             max(gains(name, "triton ")),
             max([*gains(name, SPLIT), ""]),
         ]
-        assert f"| {' | '.join(cells)} |" in page
+        assert f"| {' | '.join(cells)} |" in PAGE
 
 
 def stage_rows(matmul):
@@ -249,13 +246,11 @@ def stage_rows(matmul):
 
 
 def test_the_pages_table_of_stages_is_the_record():
-    page = PAGE
     for row in stage_rows(pytest.importorskip("nxcore_cuda.matmul")):
-        assert f"| {' | '.join(row)} |" in page
+        assert f"| {' | '.join(row)} |" in PAGE
 
 
 def test_the_pages_table_of_teams_is_the_record():
-    page = PAGE
     for record in json.loads((RESULTS / "2026-11-26-matmul-teams.json").read_text())["cases"]:
         times = {row["entrant"].removeprefix("cuda "): row["us"] for row in record["rows"]}
         base, chosen = times["cublas"], times["chosen"]
@@ -263,7 +258,7 @@ def test_the_pages_table_of_teams_is_the_record():
         cells = [record["case"]["name"], f"{base:.1f} us", f"{chosen:.1f} us", f"{base / chosen:.2f}"]
         assert (
             f"| {' | '.join([*cells, f'{times[best]:.1f} us, `{best}`', f'{base / times[best]:.2f}'])} |"
-            in page
+            in PAGE
         )
 
 
@@ -320,9 +315,8 @@ def counter_rows():
 
 
 def test_the_pages_table_of_counters_is_the_records():
-    page = PAGE
     for row in counter_rows():
-        assert f"| {' | '.join(row)} |" in page
+        assert f"| {' | '.join(row)} |" in PAGE
 
 
 BOUNDS = {2: ("512", 512, 0.176), 4: ("1024", 1024, 0.169)}
@@ -331,7 +325,6 @@ BOUNDS = {2: ("512", 512, 0.176), 4: ("1024", 1024, 0.169)}
 
 def test_the_pages_table_of_bounds_is_the_counters():
     """Of a scheduler; 128 of 132 multiprocessors have a block."""
-    page = PAGE
     found = counters(RESULTS / "2026-11-26-matmul-turns-ncu.csv")
     times = {r["case"]["name"]: r["rows"][0]["us"] for r in RECORDS[3]}
     rows = {}
@@ -349,20 +342,18 @@ def test_the_pages_table_of_bounds_is_the_counters():
         for what, cycles in parts.items():
             rows.setdefault(what, []).append(f"{cycles / 1000:.1f}")
     for what, cells in rows.items():
-        assert f"| {what} | {' | '.join(cells)} |" in page
+        assert f"| {what} | {' | '.join(cells)} |" in PAGE
 
 
 def test_numbas_times_on_the_page_are_the_records():
     record = json.loads((RESULTS.parent / "amd-epyc-2-cores/2026-11-25-matmul-numba.json").read_text())
-    page = PAGE
     for case in record["cases"]:
         torchs, numbas = (min(case["ms"][name]) for name in ("torch", "numba"))
-        assert f"| {case['n']} | {torchs:.2f} ms | {numbas:.2f} ms | {torchs / numbas:.2f} |" in page
+        assert f"| {case['n']} | {torchs:.2f} ms | {numbas:.2f} ms | {torchs / numbas:.2f} |" in PAGE
         assert torchs < numbas, "then nxcore-numba should have a kernel"
 
 
 def test_the_pages_tables_of_kept_stages_are_the_records():
-    page = PAGE
     for record, kinds in (("kept-trial", ("F0", "F1")), ("kept", ("chosen", "F8s8i7"))):
         cases = json.loads((RESULTS / f"2026-11-26-matmul-{record}.json").read_text())["cases"]
         for case in cases:
@@ -375,7 +366,7 @@ def test_the_pages_tables_of_kept_stages_are_the_records():
                 found[2:] = [", ".join(found[2:]), ", ".join(f"{base / us:.2f}" for us in own)]
             else:
                 found.append(f"{base / own[-1]:.2f}")
-            assert f"| {case['case']['name']} | {' | '.join(found)} |" in page
+            assert f"| {case['case']['name']} | {' | '.join(found)} |" in PAGE
 
 
 def gains(name, kind):
