@@ -1,4 +1,4 @@
-"""Every record has a command that makes it anew, in a table of docs/measuring.md, with flags that exist."""
+"""Every record has a command that makes it anew, in a table of docs/records.md, with flags that exist."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from nxcore.cli.bench import STUDIES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("## Repeating the figures", 1)[1].split("\n## ", 1)[0]
-ROWS = [line.strip("| ").split(" | ") for line in SECTION.splitlines() if line.startswith("| `")]
+PAGE = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
 COMMANDS = [code for row in ROWS for code in re.findall(r"`([^`]+)`", row[1]) if " " in code]
 
 
@@ -46,7 +45,7 @@ def known(command: str) -> str:
 def test_every_record_has_its_command():
     files = {path for path in RESULTS.rglob("*") if path.is_file()}
     left = files - {path for row in ROWS for path in recorded(row)}
-    assert not left, "say in docs/measuring.md by which command: " + ", ".join(p.name for p in left)
+    assert not left, "say in docs/records.md by which command: " + ", ".join(p.name for p in left)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"benchmarks/\w+\.py|nxcore [a-z]", c)])

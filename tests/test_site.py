@@ -53,6 +53,14 @@ def test_every_page_is_in_the_navigation():
     assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
 
 
+def test_the_index_of_decisions_has_their_titles_and_each_begins_with_its_status():
+    index = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
+    pages = {path: path.read_text(encoding="utf-8").splitlines() for path in DOCS.glob("adr/0*.md")}
+    rows = [f"| [{path.name[:4]}]({path.name}) | {lines[0][7:]} |" for path, lines in pages.items()]
+    assert sorted(rows) == sorted(line for line in index.splitlines() if line.startswith("| ["))
+    assert [path.name for path, lines in pages.items() if lines[2] != "## Status"] == []
+
+
 def prose(page: Path) -> list[str]:
     """Return a page's lines without code, tables, images, options and addresses, which can't be wrapped.
 
