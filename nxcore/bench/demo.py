@@ -227,13 +227,23 @@ def run(
         edge = _edge(session, state, operations, logits)
     advance("done", steps, steps)
     absent = {name: status.reason for name, status in session.backends().items() if status.status != "ready"}
+    head = _head(device, best, cells, list(operations))
+    return Report(head, tuple(cells), absent, _on_request(session, cells), edge, step)
+
+
+def _on_request(session: Session, cells: list[Cell]) -> dict[str, str]:
+    """Return why each backend is left out that takes part on request only."""
     left_out = {row.label for cell in cells for row in cell.rows if row.detail == ASKED}
-    on_request = {
+    return {
         name: backend.on_request
         for name, backend in session.registry.backends.items()
         if any(backend.label(kernel) in left_out for kernel in backend.kernels)
     }
-    head = {
+
+
+def _head(device: torch.device, best: Ceilings, cells: list[Cell], operations: list[str]) -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
         "device": describe(device).to_dict(),
         "ceilings": best.to_dict(),
         "unsure": best.unsure or any(n.startswith("torch") for cell in cells for n in cell.beaten),
@@ -243,9 +253,8 @@ def run(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "operations": list(operations),
+        "operations": operations,
     }
-    return Report(head, tuple(cells), absent, on_request, edge, step)
 
 
 def _problems(

@@ -32,8 +32,6 @@ ENDS = "_nxcore_ends"
 ON = True
 """Whether such norms are computed with the sum; ``benchmarks/search_switches.py`` measured both."""
 
-Ends = tuple[tuple[nn.Module, nn.Module], ...]
-
 _torchs: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The mixed operations whose sums with norms torch would serve."""
 

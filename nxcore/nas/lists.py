@@ -27,9 +27,6 @@ from nxcore.nn.exchange import PATCHED, become, kind
 ZEROS, WRITES = "_nxcore_zeros", "_nxcore_writes"
 """Attributes of what holds operations: those that return zeros; that one writes into its input."""
 
-Zeros = tuple[tuple[nn.Module, list[tuple[str, Any]]], ...]
-"""Operations that returned zeros, with their attributes then."""
-
 
 class Scope:
     """A call of a module whose lists are seen.

@@ -108,24 +108,8 @@ def swept(
     problem = Problem.of(spec, args)
     if not (verdict := kernel.takes(problem)):
         raise UnsupportedProblemError(spec.name, backend.name, [verdict.reason])
-    truth = Truth.of(spec, args)
-    found: dict[str, Callable[..., Any]] = {}
-    rows: list[Row] = []
     tiles = [None, *itertools.islice(kernel.sweep(problem), most)]
-    for done, tile in enumerate(tiles):
-        name = CHOSEN if tile is None else str(tile)
-        advance(name, done, 2 * len(tiles))
-        try:
-            call = kernel.plan(problem) if tile is None else _plan(kernel, problem, tile)
-            with torch.no_grad():
-                agreed = truth.judge(call(*args))
-        except Exception as error:  # noqa: BLE001  a tile may need more than the device has
-            rows.append(Row(name, reason=f"{type(error).__name__}: {error}"))
-            continue
-        if agreed.ok:
-            found[name] = call
-        else:
-            rows.append(Row(name, reason=f"wrong: {agreed.reason}", wrong=True))
+    found, rows = _verified(kernel, problem, tiles, Truth.of(spec, args), args, advance)
     if CHOSEN not in found:
         return rows
     sets = rotation(args, describe(problem.device).l2)
@@ -144,6 +128,29 @@ def swept(
     timed = [_row(name, timing, timings[CHOSEN], floor_us) for name, timing in timings.items()]
     rows += [Row(name, reason=why) for name, why in failures.items()]
     return sorted(timed, key=lambda r: (r.tile != CHOSEN, r.device_us)) + rows
+
+
+def _verified(
+    kernel: Kernel, problem: Problem, tiles: list[Any], truth: Truth, args: tuple[Any, ...], advance: Advance
+) -> tuple[dict[str, Callable[..., Any]], list[Row]]:
+    """Return the calls of the tiles that agree with float64, and a row for each other tile."""
+    found: dict[str, Callable[..., Any]] = {}
+    left: list[Row] = []
+    for done, tile in enumerate(tiles):
+        name = CHOSEN if tile is None else str(tile)
+        advance(name, done, 2 * len(tiles))
+        try:
+            call = kernel.plan(problem) if tile is None else _plan(kernel, problem, tile)
+            with torch.no_grad():
+                agreed = truth.judge(call(*args))
+        except Exception as error:  # noqa: BLE001  a tile may need more than the device has
+            left.append(Row(name, reason=f"{type(error).__name__}: {error}"))
+            continue
+        if agreed.ok:
+            found[name] = call
+        else:
+            left.append(Row(name, reason=f"wrong: {agreed.reason}", wrong=True))
+    return found, left
 
 
 def _plan(kernel: Kernel, problem: Problem, tile: Any) -> Callable[..., Any]:

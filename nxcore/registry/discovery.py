@@ -8,6 +8,7 @@ plugin may have kernels for them.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
@@ -94,37 +95,31 @@ def discover(
     for entry, source, first in _named(found if found is not None else entry_points(group=GROUP)):
         if first is not None:
             _refuse_duplicate(registry, source, first, strict=strict)
-            continue
-        if entry.name in disable or (allow is not None and entry.name not in allow):
+        elif entry.name in disable or (allow is not None and entry.name not in allow):
             by = "NXCORE_DISABLE" if entry.name in disable else "NXCORE_BACKENDS"
             registry.refused.append(
                 BackendStatus(entry.name, "disabled", f"disabled by {by}", f"unset {by}", source)
             )
-            continue
-        try:
-            staged.append(_stage(manager, entry, source))
-        except FOREIGN as error:
-            _refuse(registry, manager, source, error, strict=strict)
+        else:
+            with _refused_if_broken(registry, manager, source, strict=strict):
+                staged.append(_stage(manager, entry, source))
     _warn_of_strangers((allow or frozenset()) | disable, {s.source.plugin for s in registry.refused}, staged)
     # Operators of all plugins first: a backend may have kernels for another plugin's operator.
-    for source, module in list(staged):
-        try:
+    with_ops: list[tuple[Source, Any]] = []
+    for source, module in staged:
+        with _refused_if_broken(registry, manager, source, strict=strict):
             registry.add_ops(_call(manager, module, "nxcore_ops") or (), source)
-        except FOREIGN as error:
-            staged.remove((source, module))
-            _refuse(registry, manager, source, error, strict=strict)
+            with_ops.append((source, module))
     made.add_activations(registry, CORE)
     registry.add_backend(reference.backend(registry.ops.values()), CORE)
     registry.add_backend(inductor.backend(registry.ops.values()), CORE)
-    for source, module in staged:
-        try:
+    for source, module in with_ops:
+        with _refused_if_broken(registry, manager, source, strict=strict):
             checks = _checked(_call(manager, module, "nxcore_doctor"))
             backend = _call(manager, module, "nxcore_backend")
             if backend is not None:
                 registry.add_backend(backend, source)
             registry.checks.extend(checks)
-        except FOREIGN as error:
-            _refuse(registry, manager, source, error, strict=strict)
     return registry
 
 
@@ -182,6 +177,17 @@ def _checked(checks: Any) -> list[Check]:
         if not isinstance(check, Check):
             raise PluginError(f"nxcore_doctor must yield Check, got {type(check).__name__}")
     return found
+
+
+@contextlib.contextmanager
+def _refused_if_broken(
+    registry: Registry, manager: pluggy.PluginManager, source: Source, *, strict: bool
+) -> Iterator[None]:
+    """Refuse the plugin if its code raises within."""
+    try:
+        yield
+    except FOREIGN as error:
+        _refuse(registry, manager, source, error, strict=strict)
 
 
 def _refuse(
