@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from nxcore.cli import conv_study
 
 if TYPE_CHECKING:
-    from nxcore.bench.cells import Cell
+    from nxcore.bench.cells import Cell, Wanted
     from nxcore.bench.engine import Bench
 
 PEERS = "eager (torch, always included), compile (inductor), jax or flaggems"
@@ -165,7 +165,7 @@ def command(
 
     nxcore bench conv-study compares toolkits on small convolutions; see its own --help.
     """
-    from nxcore.cli import destination, render, scoreboard
+    from nxcore.cli import destination, render
 
     if compare is not None:
         raise typer.Exit(int(compared(*compare, margin, as_json=json)))
@@ -178,11 +178,9 @@ def command(
     if record is not None:
         destination.file(record, "--record")
     from nxcore import session
-    from nxcore.bench.cells import Wanted, cells
+    from nxcore.bench.cells import Wanted
     from nxcore.bench.engine import FAST, FULL, Bench
-    from nxcore.bench.row import BAD
     from nxcore.bench.sizes import SIZES
-    from nxcore.errors import InvalidInputError
     from nxcore.spec.device import available
 
     bench = Bench(
@@ -192,16 +190,27 @@ def command(
     if summary and not (op or size or sample):
         op, size = ["add"], list(SIZES)
     wanted = Wanted(tuple(op or ()), tuple(sample or ()), tuple(size or ()), tuple(dtypes), forward, backward)
+    seconds = float("inf") if budget is None else budget
+    raise typer.Exit(int(raced(bench, wanted, record, seconds, as_json=json, brief=summary)))
+
+
+def raced(
+    bench: Bench, wanted: Wanted, record: Path | None, budget_s: float, *, as_json: bool, brief: bool
+) -> bool:
+    """Measure the wanted cells and print them; return whether a row is wrong or faster than possible."""
+    from nxcore.bench.cells import cells
+    from nxcore.bench.row import BAD
+    from nxcore.cli import render, scoreboard
+    from nxcore.errors import InvalidInputError
+
     chosen = cells(bench.session.registry, bench.device, wanted)
     if not chosen:
         raise InvalidInputError("no operator and sample match these filters", argument="op")
-    seconds = float("inf") if budget is None else budget
     rows: list[dict[str, Any]] = []
-    with scoreboard.watching(len(chosen), quiet=json or summary) as (advance, show):
-        for of_cell in measured(bench, chosen, record, seconds, advance):
+    with scoreboard.watching(len(chosen), quiet=as_json or brief) as (advance, show):
+        for of_cell in measured(bench, chosen, record, budget_s, advance):
             rows += of_cell
             show(of_cell)
     found = summarised(bench, rows, wanted.sizes)
-    render.json(found) if json else show_summary(found, brief=summary)
-    if any(row["verdict"] in BAD for row in rows):
-        raise typer.Exit(1)
+    render.json(found) if as_json else show_summary(found, brief=brief)
+    return any(row["verdict"] in BAD for row in rows)

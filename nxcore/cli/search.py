@@ -16,8 +16,25 @@ if TYPE_CHECKING:
 
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
 INTERRUPTED = 130
+USUAL: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": []}
+"""The options of a new search that aren't the preset's."""
 SHARE = 0.25
 """The share of a GPU's free memory that images may take."""
+
+
+def unasked(options: dict[str, Any]) -> None:
+    """Raise if an option of a new search is given beside ``--resume``."""
+    from nxcore.errors import InvalidInputError
+
+    if given := [name for name, value in options.items() if value is not None]:
+        raise InvalidInputError(
+            f"--resume takes its options from the search; remove {', '.join(given)}", argument="resume"
+        )
+
+
+def usual(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a new search, with the defaults of those that aren't given."""
+    return asked | {name: value for name, value in USUAL.items() if asked[name] is None}
 
 
 def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
@@ -290,9 +307,8 @@ def command(
     from nxcore import distributed
     from nxcore.cli import epochs as shown
     from nxcore.cli import render
-    from nxcore.errors import InvalidInputError
 
-    asked: dict[str, Any] = {
+    asked = {
         "data": str(Path(data).absolute()) if data and Path(data).is_dir() else data,
         "root": None if root is None else str(root.absolute()),
         "side": side,
@@ -307,17 +323,10 @@ def command(
         "seed": seed,
     }
     if resume is not None:
-        given = [name for name, value in (asked | {"output": output}).items() if value is not None]
-        if given:
-            raise InvalidInputError(
-                f"--resume takes its options from the search; remove {', '.join(given)}",
-                argument="resume",
-            )
-    usual: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": []}
-    asked |= {name: value for name, value in usual.items() if asked[name] is None}
+        unasked(asked | {"output": output})
     folder = resume or output or Path("search")
     with distributed.ranks() as (rank, _):
-        trainer = begun(asked, folder, device) if resume is None else resumed(resume, device)
+        trainer = begun(usual(asked), folder, device) if resume is None else resumed(resume, device)
         interrupted = followed(trainer, folder, policy, quiet=json or rank > 0)
     if trainer.history and rank == 0:
         found = report(trainer, folder)
