@@ -20,8 +20,8 @@ SANITIZE = os.environ.get("NXCORE_NATIVE_SANITIZE", "")
 """Sanitizers of the compiler, such as ``address,undefined``; empty for none."""
 
 UNITS = {
-    "calls": ("guard", "table", "rare", "lookup", "module"),
-    "programs": ("join", "program", "direct"),
+    "calls": ("lookup", "module"),
+    "programs": ("join", "direct"),
 }
 """Files that are compiled as one, on a core each: torch's headers take longer than they do."""
 

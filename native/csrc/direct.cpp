@@ -1,9 +1,6 @@
 // Direct: a plan that runs machine code without the interpreter's lock, where one of its programs fits a call.
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
-#include "callable.h"
-#include "guard.h"
 #include "program.h"
 #include "types.h"
 
@@ -23,33 +20,32 @@ struct Plan {
 
 using Direct = Callable<Plan>;
 
-// The tensors of a result's form in order; undefined for None.
-template <typename Item>
-void gather(PyObject* form, Item item, std::vector<at::Tensor>& into) {
-  if (!is_sequence(form)) return into.push_back(form == Py_None ? at::Tensor() : item(PyLong_AsSize_t(form)));
-  for (PyObject* one : items_of(form)) gather(one, item, into);
+// The first program that fits a call.
+const Program* fitting(const Plan& plan, PyObject* const* args, Py_ssize_t count, Call& made) {
+  for (size_t i = 0; i < plan.programs.size(); ++i)  // Python may run in between, and add one
+    if (reads(*plan.programs[i], args, static_cast<size_t>(count), made)) return plan.programs[i].get();
+  return nullptr;
+}
+
+bool unlocked(const Program& program, Call& made) {
+  const pybind11::gil_scoped_release released;
+  return runs(program, made);
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const Plan& plan = Direct::of(self);
-  auto* const into = std::exchange(gradients, nullptr);  // not of what is called below
   try {
-    for (size_t i = 0; !kwnames && i < plan.programs.size(); ++i) {
-      const Program& program = *plan.programs[i];
-      Call made;
-      if (!reads(program, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)), made)) continue;
-      if (!runs(program, made)) break;
+    Call made;
+    const Program* program = kwnames ? nullptr : fitting(plan, args, PyVectorcall_NARGS(nargsf), made);
+    if (program && unlocked(*program, made)) {
       const auto one = [&](size_t i) {
         if (i < made.made.size()) return made.made[i];
-        const auto& [place, sizes] = program.views[i - made.made.size()];
+        const auto& [place, sizes] = program->views[i - made.made.size()];
         return THPVariable_Unpack(args[place]).view(sizes);
       };
-      if (!into) return filled(program.results.ptr(), [&](auto i) { return THPVariable_Wrap(one(i)); }).release().ptr();
-      gather(program.results.ptr(), one, *into);
-      Py_RETURN_NONE;
+      return filled(program->results.ptr(), [&](auto i) { return THPVariable_Wrap(one(i)); }).release().ptr();
     }
   } catch (const std::exception&) {  // torch raises the same error to the callable, with its own class
-    if (into) into->clear();
   }
   return PyObject_Vectorcall(plan.call.ptr(), args, nargsf, kwnames);
 }
@@ -78,6 +74,17 @@ PyMethodDef methods[] = {
 
 }  // namespace
 }  // namespace nxcore::direct
+
+nxcore::Ref nxcore::direct_of(PyObject* call) {
+  static PyObject* const func = PyUnicode_InternFromString("func");
+  const bool switches = std::string_view(Py_TYPE(call)->tp_name) == "functools.partial";
+  Ref target = switches ? steal(PyObject_GetAttr(call, func)) : share(call);
+  return target && Py_TYPE(target.ptr()) == &DirectType ? target : Ref();
+}
+
+const nxcore::Program* nxcore::program_for(PyObject* direct, PyObject* args, Call& made) {
+  return direct::fitting(direct::Direct::of(direct), PySequence_Fast_ITEMS(args), PySequence_Fast_GET_SIZE(args), made);
+}
 
 PyTypeObject nxcore::DirectType =
     direct::Direct::type("nxcore_native.Direct", "A plan that runs machine code without the interpreter's lock.",

@@ -1,20 +1,11 @@
 // Join: a forward plan and a backward operator as one node of autograd.
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/python_cpp_function.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
-#include <torch/csrc/utils/pybind.h>
 
-#include <map>
-
-#include "callable.h"
-#include "guard.h"
-#include "program.h"
+#include "repeat.h"
 #include "types.h"
 
 namespace nxcore {
@@ -25,6 +16,14 @@ using torch::autograd::variable_list;
 using NodePtr = decltype(torch::autograd::Edge::function);  // its class depends on torch's version
 
 constexpr size_t MOST_TENSORS = 64;  // of a call: the bits of a mask
+constexpr size_t EACH = 8;           // of the passes that aren't repeated may begin to be
+
+// What backward passes have in common that need the same gradients.
+struct Pass {
+  Ref order;  // see Differentiable.order; None where Python makes the backward operator's arguments
+  std::shared_ptr<Repeat> repeat;
+  size_t others = 0;  // passes that it didn't fit
+};
 
 // What follows from the problem; the same for all calls of a plan.
 struct Plan {
@@ -39,12 +38,12 @@ struct Plan {
   bool checks;   // whether to look which gradients this pass needs
   size_t count;  // of the operator's arguments
   uint64_t id;   // no two plans of a process have the same one
-  // Of the gradients that a pass needs: see Differentiable.order. None where Python makes the backward's arguments.
-  std::map<uint64_t, Ref> orders;
+  std::map<uint64_t, Pass> passes;  // by the gradients that a pass needs
 
   int visit(visitproc visit, void* arg) const {
     for (const Ref* one : {&owner, &forward, &backward}) Py_VISIT(one->ptr());
-    return 0;
+    const auto stops = [&](const auto& pass) { return pass.second.repeat && pass.second.repeat->visit(visit, arg); };
+    return std::any_of(passes.begin(), passes.end(), stops);
   }
 };
 
@@ -53,7 +52,7 @@ using Join = Callable<Plan>;
 struct Node : torch::autograd::Node {
   Ref join;                          // the Join, which holds the plan
   Ref numbers;                       // a tuple
-  std::vector<SavedVariable> saved;  // read and cleared with the interpreter's lock held
+  std::vector<SavedVariable> saved;  // read and cleared with the node's mutex held
   PyObject* compiler = nullptr;      // what traces this pass, borrowed
 
   // Any thread frees a node. Its Python objects are dropped with the lock held, and not once the interpreter has ended.
@@ -67,8 +66,7 @@ struct Node : torch::autograd::Node {
   }
   std::string name() const override { return "_JoinBackward"; }
   void release_variables() override {
-    if (saved.empty()) return;  // as of an average pool: no lock to wait for
-    const pybind11::gil_scoped_acquire locked;
+    const std::lock_guard<std::mutex> locked(mutex_);
     for (SavedVariable& one : saved) one.reset_data();
   }
   variable_list apply(variable_list&& grads) override;
@@ -86,8 +84,13 @@ struct Node : torch::autograd::Node {
     swap.after(saved);
     return found;
   }
-  Ref unpacked() {
-    return tuple_of(saved.size(), [this](size_t i) { return THPVariable_Wrap(saved[i].unpack()); });
+  // What a pass has: the gradient, and what was saved, of which a hook unpacks each tensor once.
+  variable_list unpacked(const at::Tensor& grad) {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    variable_list all{grad};
+    all.reserve(1 + saved.size());
+    for (const SavedVariable& one : saved) all.push_back(one.unpack());
+    return all;
   }
   // Which inputs get a gradient; with `checks`, only those that this backward pass needs.
   uint64_t mask(bool checks) const {
@@ -136,54 +139,60 @@ bool read(PyObject* result, variable_list& found) {
 
 variable_list Node::apply(variable_list&& grads) {
   PyObject* const traces = std::exchange(compiler, nullptr);
-  variable_list found;
   const size_t count = num_outputs();
   if (!grads[0].defined()) return variable_list(count);
-  const pybind11::gil_scoped_acquire locked;
+  variable_list tensors = unpacked(grads[0]), found;
+  std::optional<pybind11::gil_scoped_acquire> locked(std::in_place);
   Plan& plan = Join::of(join.ptr());
   const uint64_t wanted = mask(plan.checks);
-  const Ref grad = steal(THPVariable_Wrap(grads[0]));
-  if (!grad) raise();
+  Pass* const pass = !traces && plain(grads[0]) ? &plan.passes[wanted] : nullptr;
+  if (const auto repeat = pass ? pass->repeat : nullptr) {  // which another thread may replace
+    Call made;
+    if (repeat->reads(plan.backward.ptr(), tensors, numbers.ptr(), made)) {
+      locked.reset();
+      if (repeat->runs(made, found)) return found.resize(count), found;
+      locked.emplace();
+    }
+  }
+  const auto wrapped = [&](size_t i) { return THPVariable_Wrap(tensors[i]); };
   const auto ask = [&](const char* method) {
     const auto flag = [wanted](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); };
-    const Ref flags = tuple_of(count, flag), name = steal(PyUnicode_FromString(method)), kept = unpacked();
-    if (!kept) raise();
+    const Ref flags = tuple_of(count, flag), name = steal(PyUnicode_FromString(method)), grad = steal(wrapped(0));
+    const Ref kept = tuple_of(tensors.size() - 1, [&](size_t i) { return wrapped(i + 1); });
+    if (!kept || !grad) raise();
     Ref answer = steal(PyObject_CallMethodObjArgs(plan.owner.ptr(), name.ptr(), grad.ptr(), flags.ptr(), kept.ptr(),
                                                   numbers.ptr(), traces, nullptr));
     if (!answer) raise();
     return answer;
   };
-  Ref order = share(Py_None), result;
-  if (!traces && plain(grads[0])) {
-    const auto known = plan.orders.find(wanted);
-    order = known != plan.orders.end() ? known->second : plan.orders.emplace(wanted, ask("order")).first->second;
-  }
-  const bool ordered = order.ptr() != Py_None;
-  if (ordered) {
-    // The backward operator's arguments: what the pass has, in the order in which Differentiable.order numbers it.
-    const auto one = [&](size_t i) -> PyObject* {
-      if (i == 0) return Py_NewRef(grad.ptr());
-      if (--i < saved.size()) return THPVariable_Wrap(saved[i].unpack());
-      i -= saved.size();
-      for (PyObject* pool : {numbers.ptr(), PyTuple_GET_ITEM(order.ptr(), 1)}) {
-        const size_t size = static_cast<size_t>(PyTuple_GET_SIZE(pool));
-        if (i < size) return Py_NewRef(PyTuple_GET_ITEM(pool, i));
-        i -= size;
-      }
-      return PyErr_Format(PyExc_IndexError, "an order has too few constants");
-    };
-    const Ref args = filled(PyTuple_GET_ITEM(order.ptr(), 0), one);
-    PyObject* const backward = plan.backward.ptr();
-    const bool before = std::exchange(within_node, true);
-    gradients = PyObject_TypeCheck(backward, &LookupType) && PyVectorcall_Function(backward) ? &found : nullptr;
-    result = steal(args ? PyObject_CallObject(backward, args.ptr()) : nullptr);
-    within_node = before, gradients = nullptr;
+  // The backward operator's arguments: what the pass has, in the order in which Differentiable.order numbers it.
+  const auto numbered = [&](size_t i) -> PyObject* {
+    if (i < tensors.size()) return wrapped(i);
+    i -= tensors.size();
+    for (PyObject* pool : {numbers.ptr(), PyTuple_GET_ITEM(pass->order.ptr(), 1)}) {
+      const size_t size = static_cast<size_t>(PyTuple_GET_SIZE(pool));
+      if (i < size) return Py_NewRef(PyTuple_GET_ITEM(pool, i));
+      i -= size;
+    }
+    return PyErr_Format(PyExc_IndexError, "an order has too few constants");
+  };
+  if (pass && !pass->order) pass->order = ask("order");
+  Ref result;
+  if (pass && pass->order.ptr() != Py_None) {
+    PyObject *const form = PyTuple_GET_ITEM(pass->order.ptr(), 0), *const backward = plan.backward.ptr();
+    const Ref args = filled(form, numbered);
+    if (!args) raise();
+    const auto restored = c10::make_scope_exit([was = std::exchange(within_node, true)] { within_node = was; });
+    result = steal(PyObject_CallObject(backward, args.ptr()));
+    // What isn't repeated is asked for again now and then: a look-up takes longer than a count.
+    if (result && pass->others++ % EACH == 0 && PyObject_TypeCheck(backward, &LookupType))
+      pass->repeat = Repeat::of(backward, form, args.ptr(), tensors, numbers);
   } else {
     result = ask("gradients");
   }
-  if (!result || (found.empty() && !read(result.ptr(), found))) raise();
+  if (!result || !read(result.ptr(), found)) raise();
   found.resize(count);
-  if (ordered)
+  if (pass)
     for (at::Tensor& one : found) one = itself(one, grads[0]);
   return found;
 }
@@ -199,6 +208,7 @@ Pointer made() {
 
 // Collects the tensors of a call. Returns false for one that is not torch's own class.
 bool collect(const Plan& plan, PyObject* const* args, variable_list& flat) {
+  flat.reserve(MOST_TENSORS);
   for (const auto& [place, many] : plan.places) {
     if (many != is_sequence(args[place])) return false;
     for (PyObject* item : items_of(args[place])) {
@@ -275,35 +285,10 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* saved_tensors(PyObject* self, void*) {
-  HANDLE_TH_ERRORS
-  auto& node = static_cast<Node&>(*reinterpret_cast<torch::autograd::THPCppFunction*>(self)->cdata);
-  return node.unpacked().release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
 }  // namespace
 
 PyTypeObject JoinType =
     Join::type("nxcore_native.Join", "A forward plan and a backward operator as one node of autograd.", create,
                Py_TPFLAGS_HAVE_VECTORCALL);
-
-void ready_node() {
-  using namespace torch::autograd;
-  // As torch's own nodes; the macro for them names a function that torch 2.13 doesn't declare.
-  static PyMethodDef methods[] = {{"_register_hook_dict", THPCppFunction_register_hook_dict, METH_O, nullptr},
-                                  {"register_hook", THPCppFunction_register_hook, METH_O, nullptr},
-                                  {"register_prehook", THPCppFunction_register_prehook, METH_O, nullptr},
-                                  {"name", THPCppFunction_name, METH_NOARGS, nullptr},
-                                  {"_sequence_nr", THPCppFunction_sequence_nr, METH_NOARGS, nullptr},
-                                  {nullptr, nullptr, 0, nullptr}};
-  static PyGetSetDef fields[] = {THP_FUNCTION_DEFAULT_PROPERTIES,
-                                 {"saved_tensors", saved_tensors, nullptr, nullptr, nullptr},
-                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  static PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-  if (!_initFunctionPyTypeObject(type, "nxcore_native._JoinBackward", fields, methods))
-    throw pybind11::error_already_set();
-  registerCppFunction(typeid(nxcore::Node), &type);
-}
 
 }  // namespace nxcore

@@ -1,12 +1,5 @@
 // Lookup: the base of an operator's class, which finds plans without running Python.
-#include <pybind11/stl.h>
-
-#include <string>
-
-#include "callable.h"
-#include "program.h"
 #include "rare.h"
-#include "table.h"
 #include "types.h"
 
 namespace nxcore {
@@ -91,16 +84,8 @@ bool look_up(State& state, PyObject* const* bound, Found& found) {
   return bool{found.parts};
 }
 
-// Whether a callable is a Direct, or nxcore's Switch, a partial whose target is one: no code of Python is between.
-bool is_direct(PyObject* call) {
-  const bool switches = std::string_view(Py_TYPE(call)->tp_name) == "functools.partial";
-  const Ref target = switches ? steal(PyObject_GetAttrString(call, "func")) : share(call);
-  return target && Py_TYPE(target.ptr()) == &DirectType;
-}
-
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   State& state = Lookup::of(self);
-  auto* const into = std::exchange(gradients, nullptr);
   PyObject* all[4 + MOST];  // room for what methods take before the arguments
   PyObject** const bound = all + 4;
   if (!bind(state, args, PyVectorcall_NARGS(nargsf), kwnames, bound)) return by_python(self, args, nargsf, kwnames);
@@ -113,7 +98,6 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   }
   PyObject* const result = [&] {
     const c10::impl::ExcludeDispatchKeyGuard without({c10::DispatchKeySet::RAW, found.excluded});
-    if (into && is_direct(found.part(2))) gradients = into;  // another callable may read what it returns
     return PyObject_Vectorcall(found.part(2), bound, count, nullptr);
   }();
   if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
@@ -204,6 +188,20 @@ PyGetSetDef fields[] = {{"near", get_near, set_near, "The Python path's table of
                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
+
+Standing find_plan(PyObject* self, PyObject* args) {
+  const State& state = Lookup::of(self);
+  Asked asked{state.params, all_of(state, args)};
+  const Entry* entry = asked.args && read(state, asked) ? state.table.find(asked) : nullptr;
+  if (!entry || entry->excluded) return PyErr_Clear(), Standing();
+  return {asked.now, state.table.filling(), share(entry->part(2))};
+}
+
+bool stands(PyObject* self, const Standing& found) {
+  const State& state = Lookup::of(self);
+  Around now;
+  return state.open && state.table.filling() == found.filling && now.read(state.lowers) && now == found.now;
+}
 
 PyTypeObject LookupType = [] {
   PyTypeObject type =

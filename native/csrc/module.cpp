@@ -11,5 +11,4 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("adopt", adopt, "adopt(operator, params, lowers, call, reference): calls of operator come here.");
   for (PyTypeObject* type : {&LookupType, &DirectType, &JoinType})
     if (PyModule_AddType(module.ptr(), type) < 0) throw pybind11::error_already_set();
-  ready_node();
 }

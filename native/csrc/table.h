@@ -1,6 +1,8 @@
 // Table: the plans of an operator behind their guards. Used with the interpreter's lock held.
 #pragma once
+#include <algorithm>
 #include <memory>
+#include <stdexcept>
 #include <unordered_map>
 
 #include "guard.h"
@@ -29,16 +31,69 @@ struct Asked {
   uint64_t hash = 0;  // what tables are searched by
 
   // Reads what is in force, and the hash. Returns false where only the Python path serves the call.
-  bool read(bool lowers);
+  bool read(bool lowers) {
+    if (!now.read(lowers)) return false;
+    hash = now.included;
+    mix(now.grad, hash);
+    return mix_all(Apart::calls, hash, hash);
+  }
+
   // Mixes what `apart` tells apart; the values of numbers that one plan is for into `numbers`.
-  bool mix_all(Apart apart, uint64_t& hash, uint64_t& numbers) const;
+  bool mix_all(Apart apart, uint64_t& hash, uint64_t& numbers) const {
+    const bool families = apart == Apart::families;
+    for (size_t i = 0; i < params.size(); ++i) {
+      PyObject* value = args[i];
+      const Kind kind = params[i].kind;
+      if (kind == Kind::out && value != Py_None) return false;
+      if (is_tensor(value) || (kind == Kind::many && is_sequence(value))) {
+        const auto items = items_of(value);
+        mix(items.size() << 1 | is_tensor(value), hash);
+        for (PyObject* item : families ? items : items.slice(0, std::min<size_t>(items.size(), 1)))
+          if (!is_tensor(item) || !mix_tensor(item, apart, hash)) return false;
+      } else if (families && kind == Kind::size && is_sequence(value)) {
+        mix(items_of(value).size(), hash);
+      } else if (families || kind == Kind::fixed || kind == Kind::size) {  // a number may be out of range
+        const Py_hash_t of_value = PyObject_Hash(value);
+        if (of_value == -1) return PyErr_Clear(), false;  // a list, which is a tuple in the key
+        mix(static_cast<uint64_t>(of_value), kind == Kind::scalar || kind == Kind::operand ? numbers : hash);
+        mix(reinterpret_cast<uintptr_t>(Py_TYPE(value)), hash);
+      }
+    }
+    return true;
+  }
 };
 
 // Guards one argument.
 class ArgumentGuard {
  public:
-  ArgumentGuard(Kind kind, PyObject* value);
-  bool passes(PyObject* value) const;
+  ArgumentGuard(Kind kind, PyObject* value) : form_(Form::value) {
+    const bool number = PyLong_Check(value) || PyFloat_Check(value) || PyComplex_Check(value);
+    if (kind == Kind::fixed || kind == Kind::size ||
+        (value == Py_None && (kind == Kind::tensor || kind == Kind::out))) {
+      value_ = share(value);
+    } else if (kind == Kind::scalar || (kind == Kind::operand && number)) {
+      form_ = Form::of_class;
+      value_ = share(reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    } else if (kind != Kind::out && (is_tensor(value) || (kind == Kind::many && is_sequence(value)))) {
+      form_ = is_tensor(value) ? Form::tensor : Form::sequence;
+      for (PyObject* item : items_of(value)) {
+        if (!is_tensor(item)) throw std::invalid_argument("not a tensor");
+        tensors_.emplace_back(item);
+      }
+    } else {
+      throw std::invalid_argument("no guard can be made, such as for whether out is an input");
+    }
+  }
+
+  bool passes(PyObject* value) const {
+    if (form_ == Form::of_class) return reinterpret_cast<PyObject*>(Py_TYPE(value)) == value_.ptr();
+    if (form_ == Form::value) return alike(value, value_.ptr());
+    const auto items = items_of(value);
+    if ((form_ == Form::sequence) != is_sequence(value) || items.size() != tensors_.size()) return false;
+    for (size_t i = 0; i < items.size(); ++i)
+      if (!tensors_[i].passes(items[i])) return false;
+    return true;
+  }
 
  private:
   enum class Form { tensor, sequence, of_class, value };
@@ -57,12 +112,19 @@ struct Found {
 
 struct Entry : Found {
   // Throws std::invalid_argument where no guard can be made.
-  Entry(const Asked& asked, Found found);
+  Entry(const Asked& asked, Found found) : Found(std::move(found)), around(asked.now) {
+    for (size_t i = 0; i < asked.params.size(); ++i) guards.emplace_back(asked.params[i].kind, asked.args[i]);
+  }
 
   Around around;
   std::vector<ArgumentGuard> guards;
 
-  bool passes(const Asked& asked) const;
+  bool passes(const Asked& asked) const {
+    if (!(around == asked.now)) return false;
+    for (size_t i = 0; i < guards.size(); ++i)
+      if (!guards[i].passes(asked.args[i])) return false;
+    return true;
+  }
   int visit(visitproc visit, void* arg) const {
     for (const Ref* held : {&around.preference, &parts}) Py_VISIT(held->ptr());
     return 0;
@@ -72,16 +134,53 @@ struct Entry : Found {
 class Table {
  public:
   // The entry whose guards pass, or null. It is valid until the table changes.
-  const Entry* find(const Asked& asked) const;
+  const Entry* find(const Asked& asked) const {
+    const auto found = entries_.find(asked.hash);
+    if (found == entries_.end()) return nullptr;
+    for (const auto& entry : found->second)
+      if (entry->passes(asked)) return entry.get();
+    return nullptr;
+  }
+
   // Adds an entry, which is found before those that look alike.
-  void add(uint64_t hash, std::unique_ptr<Entry> entry);
-  void clear() { size_ = 0, static_cast<void>(std::exchange(entries_, {})); }  // empty before a plan is freed
+  void add(uint64_t hash, std::unique_ptr<Entry> entry) {
+    if (size_ >= CAPACITY) clear();
+    std::unique_ptr<Entry> dropped;  // freed at the end: that may run code which changes this table
+    auto& row = entries_[hash];
+    row.insert(row.begin(), std::move(entry));
+    ++size_;
+    if (row.size() <= ALIKE) return;
+    dropped = std::move(row.back());
+    row.pop_back();
+    --size_;
+  }
+
+  void clear() { size_ = 0, ++filling_, static_cast<void>(std::exchange(entries_, {})); }  // before a plan is freed
   size_t size() const { return size_; }
-  int visit(visitproc visit, void* arg) const;
+  uint64_t filling() const { return filling_; }  // how often it was emptied
+
+  int visit(visitproc visit, void* arg) const {
+    for (const auto& row : entries_)
+      for (const auto& entry : row.second)
+        if (const int stopped = entry->visit(visit, arg)) return stopped;
+    return 0;
+  }
 
  private:
   std::unordered_map<uint64_t, std::vector<std::unique_ptr<Entry>>> entries_;
   size_t size_ = 0;
+  uint64_t filling_ = 0;
 };
+
+// Where an operator's plan was found, to ask without a call whether it still is.
+struct Standing {
+  Around now = {};
+  uint64_t filling = 0;
+  Ref call = {};  // none where no plan is found, or dispatch keys are excluded around it
+};
+
+// Of lookup.cpp: finds the plan of a call that has all arguments; and whether the operator would find it again.
+Standing find_plan(PyObject* operator_, PyObject* args);
+bool stands(PyObject* operator_, const Standing& found);
 
 }  // namespace nxcore

@@ -17,7 +17,4 @@ using GivenParam = std::tuple<Ref, char, Ref, bool, bool, Ref>;
 // Lets calls of `operator_` come to its Lookup from now on; `python` is its __call__, `reference` torch's function.
 void adopt(Ref operator_, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference);
 
-// Gives the node of Join its class in Python.
-void ready_node();
-
 }  // namespace nxcore

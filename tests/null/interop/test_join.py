@@ -80,12 +80,8 @@ def test_hooks_on_nodes_and_on_saved_tensors_run(path):
         result = op(xs, w)
     assert len(packed) == 3
     node = result.grad_fn
-    assert (type(node).__name__, node.name(), len(node.next_functions)) == (
-        "_JoinBackward",
-        "_JoinBackward",
-        3,
-    )
-    assert len(node.saved_tensors) == 3
+    assert (node.name(), len(node.next_functions)) == ("_JoinBackward", 3)
+    assert "_JoinBackward" in repr(result)
     node.register_hook(lambda grads, outs: ran.append(grads))
     result.sum().backward()
     assert len(ran) == 1
