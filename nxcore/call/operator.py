@@ -360,7 +360,7 @@ class Operator:
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
         """Handle a plan that raised: the session takes the next candidate, unless the call is invalid."""
-        if isinstance(error, NxcoreError):
+        if isinstance(error, NxcoreError) or internals.raised_by_hook(error):
             raise error
         args = self.frozen(args)
         self.spec.check(*args)  # checks more than the key contains, such as the size of a number

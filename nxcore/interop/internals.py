@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -133,6 +135,17 @@ def storage(tensor: Tensor) -> int:
 def saved_tensor_hooks() -> bool:
     """Return whether hooks on saved tensors are in force."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def raised_by_hook(error: BaseException) -> bool:
+    """Return whether a hook on saved tensors raised ``error``, which is the program's code then.
+
+    A checkpoint ends a second forward pass in this way, once it has all tensors that it needs.
+    """
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    called = [hook.func if isinstance(hook, functools.partial) else hook for hook in hooks or ()]
+    codes = {getattr(one, "__code__", getattr(type(one).__call__, "__code__", None)) for one in called}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def spin(cycles: int) -> None:
