@@ -123,20 +123,8 @@ class MixedOp(nn.Module):
             If neither or both of ``logits`` and ``weights`` are given, if their shape is wrong, or if
             ``active`` comes with logits in mode ``sampled``, which draws.
         """
-        given = logits if weights is None else weights
-        if given is None or (logits is not None and weights is not None):
-            raise InvalidInputError(
-                "exactly one of logits (before softmax) and weights (after it) must be given, got "
-                f"{'neither' if given is None else 'both'}",
-                argument="logits",
-            )
         every = tuple(range(0 if zeros else 1, len(self._ops)))
-        if tuple(given.shape) != (len(every),):
-            name = "logits" if weights is None else "weights"
-            raise InvalidInputError(
-                f"{name} must be ({len(every)},), one for each operation, got {tuple(given.shape)}",
-                argument=name,
-            )
+        given = _factors(logits, weights, len(every))
         part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
         if part is not None and self.rule.mode == "exact" and weights is None and outputs is None:
             replayed: Tensor = part(self, x, given)
@@ -151,11 +139,7 @@ class MixedOp(nn.Module):
             held = [known.get(i) for i in every]
             ops = [self._ops[i] for i in every]
             return summed(edge_of(self, ops, held, x, given, own_ends(ops)))
-        run = [i for i in chosen if i not in known]
-        made = grouped([self._ops[i] for i in run], x)
-        known = {**known, **{i: made[self._ops[i]].out for i in run if self._ops[i] in made}}
-        rest = iter(branched([self._ops[i] for i in run if i not in known], x, read=bool(made)))
-        computed = [known[i] if i in known else next(rest) for i in chosen]
+        computed = self._outputs(chosen, known, x)
         if self.rule.mode == "argmax":
             return computed[0]
         if chosen != every:
@@ -163,6 +147,14 @@ class MixedOp(nn.Module):
             given = torch.stack([given[i] for i in chosen])
         blended: Tensor = session.default().op(name)(computed, given)
         return blended
+
+    def _outputs(self, chosen: Sequence[int], known: Mapping[int, Tensor], x: Tensor) -> list[Tensor]:
+        """Return the outputs of the chosen operations; those that aren't known are computed."""
+        run = [i for i in chosen if i not in known]
+        made = grouped([self._ops[i] for i in run], x)
+        known = {**known, **{i: made[self._ops[i]].out for i in run if self._ops[i] in made}}
+        rest = iter(branched([self._ops[i] for i in run if i not in known], x, read=bool(made)))
+        return [known[i] if i in known else next(rest) for i in chosen]
 
     def _chosen(
         self, given: Tensor, *, is_logits: bool, active: Sequence[int] | None
@@ -192,6 +184,24 @@ class MixedOp(nn.Module):
         """Return the mode and its option."""
         option = {"top_k": f", k={self.rule.k}", "sampled": f", estimator={self.rule.estimator!r}"}
         return f"mode={self.rule.mode!r}" + option.get(self.rule.mode, "")
+
+
+def _factors(logits: Tensor | None, weights: Tensor | None, count: int) -> Tensor:
+    """Return the one that is given; raise unless exactly one is, of the shape (count,)."""
+    given = logits if weights is None else weights
+    if given is None or (logits is not None and weights is not None):
+        raise InvalidInputError(
+            "exactly one of logits (before softmax) and weights (after it) must be given, got "
+            f"{'neither' if given is None else 'both'}",
+            argument="logits",
+        )
+    if tuple(given.shape) != (count,):
+        name = "logits" if weights is None else "weights"
+        raise InvalidInputError(
+            f"{name} must be ({count},), one for each operation, got {tuple(given.shape)}",
+            argument=name,
+        )
+    return given
 
 
 def _exact(mixed: MixedOp, x: Tensor, logits: Tensor) -> Tensor:
