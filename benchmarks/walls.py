@@ -1,6 +1,6 @@
 """Operators of models' modules, forward and backward: who wins on the device, and by the clock.
 
-    python benchmarks/walls.py [--seconds N] [--output FILE] [--device cpu] [MODEL[:LINE] ...]
+    python benchmarks/walls.py [--only REGEX] [--seconds N] [--output FILE] [--device cpu] [MODEL[:LINE] ...]
 
 For each problem of ``benchmarks/workloads`` in bfloat16, three sides take turns: torch's own call with its
 autograd, the kernels that are on record as the winners of both halves, and the operator as it is served.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 import nxcore
+from nxcore.call.operator import Operator
 from nxcore.errors import FOREIGN, present
 from nxcore.interop import native
 from nxcore.interop.autograd import Differentiable
@@ -47,6 +49,9 @@ WINS = 1.03
 NOISE = 0.98
 """The least ratio by the clock that doesn't count as lost: torch's own call beside itself has it."""
 
+ADMITTED = 4
+"""Calls after which the plan of a call is kept."""
+
 Call = Callable[..., Any]
 
 
@@ -64,17 +69,29 @@ def chosen(problem: Problem) -> tuple[str, str]:
 
 
 def by_kernels(spec: OpSpec, args: tuple[Any, ...], forward: str, backward: str) -> Call:
-    """Return the call with gradients whose halves are pinned to backends."""
+    """Return the call with gradients whose halves are pinned to backends, joined as a served pair is."""
     gradient = present(spec.gradient, "gradient")
     inner = nxcore.op(gradient.forward or spec.name, backend=forward)
-    count, back = len(inner.spec.params), nxcore.op(gradient.op, backend=backward)
-
-    def call(*given: Any) -> Any:
-        return inner.run(*given[:count])
-
-    made = Differentiable(spec, Problem.of(spec, args).args, gradient, call, back.run, back.spec.reference)
+    back = nxcore.op(gradient.op, backend=backward)
+    call = planned(inner, args[: len(inner.spec.params)])
+    made = Differentiable(spec, Problem.of(spec, args).args, gradient, call, back, back.spec.reference)
     extension = native.of(nxcore.op(spec.name))
     return made if extension is None else made.compiled(extension)
+
+
+def planned(op: Operator, args: tuple[Any, ...]) -> Call:
+    """Return what a pinned operator calls for such arguments; it may be given more, which it doesn't have."""
+    positional = sum(not p.keyword for p in op.spec.params)
+    named = {p.name: value for p, value in zip(op.spec.params, args, strict=True) if p.keyword}
+    find: Callable[..., Any] = getattr(op, "find", lambda *_: None)
+    with torch.no_grad():
+        for _ in range(ADMITTED):
+            op(*args[:positional], **named)
+        found = find(*args)
+    if found is not None:
+        call: Call = found[2]
+        return call
+    return lambda *given: op.run(*given[: len(args)])
 
 
 def served(spec: OpSpec) -> Call:
@@ -204,6 +221,9 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[*MODELS], metavar="MODEL")
     parser.add_argument("--output", type=Path, help="write the rows to this file, as JSON")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no problem after so many")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="of the problems, those whose name has it"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
@@ -217,7 +237,7 @@ def main() -> None:
                 break
             line = json.loads(text)
             try:
-                row = compared(line, given.device)
+                row = compared(line, given.device) if re.search(given.only, line["op"]) else None
             except FOREIGN as why:
                 print(f"{model}, {line['op']}: {type(why).__name__}: {why}", flush=True)
                 continue
