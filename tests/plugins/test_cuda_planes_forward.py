@@ -1,13 +1,10 @@
 """Outputs of separable convolutions on square planes in CUDA C++: every tile, and which calls have them."""
 
-import importlib
-
 import pytest
 import torch
 
-import nxcore.ops
 from nxcore.spec.problem import Problem
-from nxcore.trust.truth import agreement
+from tests.plugins.cuda_tiles import DEVICE, SPECS, judge, tiles_of
 
 pytest.importorskip("nxcore_cuda")
 
@@ -16,8 +13,6 @@ from nxcore_cuda import planes_forward, sep_conv2d, separable
 from nxcore_cuda.foreach import Group
 from nxcore_cuda.planes_forward import FOREACH, FORWARD, TILES, Images, Outputs
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 SINGLE, BLOCK, LIST = "sep_conv2d", "sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm"
 WINDOWS = ((3, 1, 1, 1), (5, 1, 4, 2), (5, 1, 2, 1), (3, 1, 2, 2))
 """Size, stride, padding and dilation."""
@@ -39,26 +34,13 @@ def several(images, plane, windows, normed):
     return xs, filters, points, strides, pads, dilations, normed, True, 1e-5
 
 
-def judge(op, args, tile=None):
-    """Run an operator and compare it with float64."""
-    call = importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile)
-    found = agreement(call, SPECS[op], args)
-    assert found.ok, (tile, found.reason)
-
-
-def tiles_of(args):
-    """Return the tiles of square planes for a call; none where its kernels don't take it."""
-    found = sep_conv2d.sweep(Problem.of(SPECS[SINGLE], args))
-    return [tile for tile in found if isinstance(tile, Outputs)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("plane", TILES, ids=str)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_every_tile_agrees_and_leaves_moments(plane, window):
     """The last block has fewer images than the others. Rarer windows have the usual tile alone."""
     args = arguments(3, *plane, *window)
-    tiles = tiles_of(args)
+    tiles = tiles_of(SINGLE, args, Outputs)
     assert set(tiles) == set(TILES[plane])
     for tile in tiles if window in WINDOWS[:2] else tiles[:1]:
         judge(BLOCK, (*args, None, None, 1e-5), tile)
@@ -68,13 +50,13 @@ def test_every_tile_agrees_and_leaves_moments(plane, window):
 @pytest.mark.parametrize("plane", TILES, ids=str)
 def test_negative_pixels_count_where_there_is_no_relu(plane):
     args = arguments(1, *plane, *WINDOWS[0], relu=False)
-    for tile in tiles_of(args)[:1]:
+    for tile in tiles_of(SINGLE, args, Outputs)[:1]:
         judge(SINGLE, args, tile)
 
 
 def test_moments_far_from_0():
     x, *rest = arguments(4, 64, 8, *WINDOWS[0])
-    for tile in tiles_of((x, *rest)):
+    for tile in tiles_of(SINGLE, (x, *rest), Outputs):
         judge(BLOCK, (x + 1000.0, *rest, None, None, 1e-5), tile)
 
 
@@ -82,7 +64,7 @@ def test_moments_far_from_0():
 def test_pixels_that_are_not_finite_count_where_a_window_sees_them(value):
     args = arguments(1, 32, 16, *WINDOWS[0])
     args[0][0, 3, 0, 0] = args[0][0, 5, 15, 7] = args[0][0, 31, 8, 15] = value
-    for tile in tiles_of(args):
+    for tile in tiles_of(SINGLE, args, Outputs):
         judge(SINGLE, args, tile)
 
 
@@ -113,7 +95,7 @@ def test_only_calls_that_the_kernels_know_have_them():
         tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
     ]
     for args in odd:
-        assert not tiles_of(args)
+        assert not tiles_of(SINGLE, args, Outputs)
         assert not isinstance(sep_conv2d.choose(Problem.of(SPECS[SINGLE], args)), Outputs)
 
 

@@ -1,23 +1,18 @@
 """1x1 convolutions in CUDA C++: every tile, and what the samples of their specs are too small to show."""
 
-import importlib
-
 import pytest
 import torch
 
-import nxcore.ops
 from nxcore.graphs.late import late
 from nxcore.graphs.together import weights_of
 from nxcore.spec.problem import Problem
-from nxcore.trust.truth import agreement
+from tests.plugins.cuda_tiles import DEVICE, SPECS, judge, planner
 
 pytest.importorskip("nxcore_cuda")
 
 from nxcore_cuda import accepts, points, pointwise_conv2d_backward
 from nxcore_cuda.points import Points, Tile
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 FORWARD, BACKWARD = "pointwise_conv2d", "pointwise_conv2d_backward"
 SHAPES = {  # channels in, channels out, side, stride, and whether there are shifted filters
     "planes": (37, 19, 8, 1, False),
@@ -37,18 +32,12 @@ def arguments(op, channels, made, side, stride, shifted, images=2):
     return grad, x, weight, more, stride, True, (True, True, True)
 
 
-def judge(op, args, tile):
-    call = importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile)
-    found = agreement(call, SPECS[op], args)
-    assert found.ok, (tile, found.reason)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("op", [FORWARD, BACKWARD])
 def test_every_tile(op, shape):
     args = arguments(op, *SHAPES[shape])
-    tiles = list(importlib.import_module(f"nxcore_cuda.{op}").sweep(Problem.of(SPECS[op], args)))
+    tiles = list(planner(op).sweep(Problem.of(SPECS[op], args)))
     assert len(tiles) > 5
     for tile in tiles:
         judge(op, args, tile)

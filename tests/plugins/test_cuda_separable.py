@@ -1,6 +1,5 @@
 """Separable convolution in CUDA C++: what the samples of its specs are too small or too ordinary to show."""
 
-import importlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from nxcore.graphs import together
 from nxcore.graphs.late import late
 from nxcore.nn import sequential
 from nxcore.spec.problem import Problem
-from nxcore.trust.truth import agreement
+from tests.plugins.cuda_tiles import DEVICE, SPECS, judge, planner, tiles_of
 
 pytest.importorskip("nxcore_cuda")
 
@@ -22,8 +21,6 @@ from nxcore_cuda import planes, sep_conv2d_backward, separable
 from nxcore_cuda.planes import Planes
 from nxcore_cuda.separable import Layer, Tile
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 OPS = ("sep_conv2d", "sep_conv2d_backward")
 
 
@@ -36,13 +33,6 @@ def arguments(op, shape, made, k, *window, relu=True):
         return x, dw, pw, *window, relu
     grad = torch.randn_like(SPECS["sep_conv2d"].reference(x, dw, pw, *window))
     return grad, x, dw, pw, *window, relu, (True, True, True)
-
-
-def judge(op, args, tile=None):
-    """Run an operator and compare it with float64."""
-    call = importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile)
-    found = agreement(call, SPECS[op], args)
-    assert found.ok, (tile, found.reason)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -76,10 +66,10 @@ def test_blocks_that_make_several_bands(monkeypatch):
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_chosen_tile_comes_first_of_a_few(op):
-    planner = importlib.import_module(f"nxcore_cuda.{op}")
+    module = planner(op)
     problem = Problem.of(SPECS[op], arguments(op, (64, 16, 32, 32), 16, 3, 1, 1, 1))
-    tiles = list(planner.sweep(problem))
-    assert tiles[0] == planner.choose(problem)
+    tiles = list(module.sweep(problem))
+    assert tiles[0] == module.choose(problem)
     assert 4 <= len(tiles) == len(set(tiles)) <= 20
 
 
@@ -89,7 +79,7 @@ def test_shapes_of_a_search_fit(op, shape):
     """With what every device has too."""
     for k, *window in ((3, 1, 2, 2), (5, 2, 4, 2), (7, 1, 3, 1)):
         problem = Problem.of(SPECS[op], arguments(op, shape, shape[1], k, *window))
-        assert importlib.import_module(f"nxcore_cuda.{op}").choose(problem)
+        assert planner(op).choose(problem)
         layer = Layer.of(problem, problem["grad"] if op == OPS[1] else problem.outputs)
         lay_out = separable.backward if op == OPS[1] else separable.forward
         assert any(lay_out(layer, tile).bytes <= separable.MOST for tile in separable.tiles(layer))
@@ -100,7 +90,7 @@ def test_shapes_of_a_search_fit(op, shape):
 @pytest.mark.parametrize(("channels", "side"), [(16, 32), (64, 8)])
 def test_every_tile_agrees(op, channels, side):
     args = arguments(op, (64, channels, side, side), channels, 5, 1, 4, 2)
-    for tile in importlib.import_module(f"nxcore_cuda.{op}").sweep(Problem.of(SPECS[op], args)):
+    for tile in planner(op).sweep(Problem.of(SPECS[op], args)):
         judge(op, args, tile)
 
 
@@ -131,7 +121,7 @@ def test_moments_far_from_0():
 @pytest.mark.parametrize(("channels", "side"), [(16, 32), (32, 16), (64, 8)])
 def test_moments_of_every_tile_agree(channels, side):
     args = with_statistics((64, channels, side, side), channels)
-    for tile in importlib.import_module(f"nxcore_cuda.{BLOCK}").sweep(Problem.of(SPECS[BLOCK], args)):
+    for tile in planner(BLOCK).sweep(Problem.of(SPECS[BLOCK], args)):
         judge(BLOCK, args, tile)
 
 
@@ -190,20 +180,11 @@ def test_more_blocks_than_a_block_has_threads():
 BACKWARD = OPS[1]
 
 
-def planes_of(args):
-    """Return the tiles of square planes for a call; none where its kernels don't take it."""
-    return [
-        tile
-        for tile in sep_conv2d_backward.sweep(Problem.of(SPECS[BACKWARD], args))
-        if isinstance(tile, Planes)
-    ]
-
-
 @pytest.mark.parametrize(("channels", "side"), planes.TILES)
 @pytest.mark.parametrize("window", [(3, 1, 1, 1), (5, 1, 2, 1), (3, 1, 2, 2), (5, 1, 4, 2)], ids=str)
 def test_square_planes(channels, side, window):
     args = arguments(BACKWARD, (2, channels, side, side), channels, *window)
-    tiles = planes_of(args)
+    tiles = tiles_of(BACKWARD, args, Planes)
     assert tiles
     for tile in tiles:
         judge(BACKWARD, args, tile)
@@ -213,8 +194,8 @@ def test_square_planes(channels, side, window):
 def test_blocks_of_several_square_planes(channels, side):
     """The last of them has fewer."""
     args = arguments(BACKWARD, (3, channels, side, side), channels, 3, 1, 1, 1)
-    judge(BACKWARD, args, replace(planes_of(args)[0], items=2))
-    judge(BACKWARD, args, replace(planes_of(args)[0], items=4))
+    judge(BACKWARD, args, replace(tiles_of(BACKWARD, args, Planes)[0], items=2))
+    judge(BACKWARD, args, replace(tiles_of(BACKWARD, args, Planes)[0], items=4))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
@@ -222,14 +203,14 @@ def test_square_planes_with_a_corner_that_is_not_finite(value):
     """It counts only for the taps that see it."""
     args = arguments(BACKWARD, (1, 32, 16, 16), 32, 3, 1, 1, 1)
     args[1][0, 3, 0, 0] = args[1][0, 5, 15, 7] = value
-    for tile in planes_of(args):
+    for tile in tiles_of(BACKWARD, args, Planes):
         judge(BACKWARD, args, tile)
 
 
 def test_square_planes_are_only_of_what_their_kernels_know():
     usual = arguments(BACKWARD, (1, 16, 32, 32), 16, 3, 1, 1, 1)
     grad, x, dw, pw, *rest = usual
-    assert planes_of(usual)
+    assert tiles_of(BACKWARD, usual, Planes)
     channels_last = x.to(memory_format=torch.channels_last)
     odd = [
         arguments(BACKWARD, (1, 16, 31, 31), 16, 3, 1, 1, 1),
@@ -244,7 +225,7 @@ def test_square_planes_are_only_of_what_their_kernels_know():
         (*usual[:-1], (True, True, False)),
         tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
     ]
-    assert [planes_of(args) for args in odd] == [[]] * len(odd)
+    assert [tiles_of(BACKWARD, args, Planes) for args in odd] == [[]] * len(odd)
 
 
 def test_square_planes_that_begin_anywhere():
@@ -252,4 +233,4 @@ def test_square_planes_that_begin_anywhere():
     for i in range(4):
         moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
         args[i] = moved.copy_(args[i])
-    judge(BACKWARD, tuple(args), planes_of(args)[0])
+    judge(BACKWARD, tuple(args), tiles_of(BACKWARD, args, Planes)[0])

@@ -1,14 +1,12 @@
 """Separable convolutions on square planes at stride 2, in CUDA C++: what samples don't show."""
 
-import importlib
 from dataclasses import replace
 
 import pytest
 import torch
 
-import nxcore.ops
 from nxcore.spec.problem import Problem
-from nxcore.trust.truth import agreement
+from tests.plugins.cuda_tiles import DEVICE, SPECS, judge, tiles_of
 
 pytest.importorskip("nxcore_cuda")
 
@@ -19,8 +17,6 @@ from nxcore_cuda.foreach import Group
 from nxcore_cuda.planes import Planes, Shape
 from nxcore_cuda.strided_planes_forward import Lines
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 BACKWARD, GROUPED = "sep_conv2d_backward", "foreach_sep_conv2d_batch_norm_backward"
 WINDOWS = ((3, 2, 1, 1), (5, 2, 2, 1), (3, 2, 2, 2), (5, 2, 4, 2))  # size, stride, padding, dilation
 
@@ -33,29 +29,12 @@ def arguments(images, channels, side, k, *window, relu=True):
     return grad, x, dw, pw, *window, relu, (True, True, True)
 
 
-def planes_of(args):
-    """Return the tiles of square planes for a call; none where its kernels don't take it."""
-    return [
-        tile
-        for tile in sep_conv2d_backward.sweep(Problem.of(SPECS[BACKWARD], args))
-        if isinstance(tile, Planes)
-    ]
-
-
-def judge(op, args, tile):
-    """Run an operator's kernel and compare it with float64."""
-    found = agreement(
-        importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile), SPECS[op], args
-    )
-    assert found.ok, (tile, found.reason)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_every_tile_agrees(channels, side, window):
     args = arguments(2, channels, side, *window)
-    tiles = planes_of(args)
+    tiles = tiles_of(BACKWARD, args, Planes)
     assert tiles[0] == sep_conv2d_backward.choose(Problem.of(SPECS[BACKWARD], args))
     assert tiles == list(strided_planes.tiles(Shape(window[0], window[3], channels, side)))
     for tile in tiles:
@@ -68,7 +47,7 @@ def test_blocks_of_several_images(channels, side):
     """The last of them has fewer."""
     args = arguments(3, channels, side, *WINDOWS[1])
     for items in (2, 4):
-        judge(BACKWARD, args, replace(planes_of(args)[0], items=items))
+        judge(BACKWARD, args, replace(tiles_of(BACKWARD, args, Planes)[0], items=items))
 
 
 @pytest.mark.slow
@@ -83,7 +62,7 @@ def test_pixels_at_edges_that_are_not_finite(channels, side, window, value):
         ((0, 0), (last, last), (0, last), (side // 2, 0), (side // 2 - window[3], last))
     ):
         args[1][0, 3 * channel, row, column] = value
-    for tile in planes_of(args):
+    for tile in tiles_of(BACKWARD, args, Planes):
         judge(BACKWARD, args, tile)
 
 
@@ -93,7 +72,7 @@ def test_no_window_sees_an_odd_pixel_where_it_is_dilated(size):
     args = arguments(1, 64, 16, size, 2, size - 1, 2)
     args[1][0, :, 1::2] = float("nan")
     args[1][0, :, :, 1::2] = float("inf")
-    tile = planes_of(args)[0]
+    tile = tiles_of(BACKWARD, args, Planes)[0]
     call = sep_conv2d_backward.plan(Problem.of(SPECS[BACKWARD], args), tile)
     x_grad, *weights = call(*args)
     assert not x_grad[0, :, 1::2].any()
@@ -105,7 +84,7 @@ def test_no_window_sees_an_odd_pixel_where_it_is_dilated(size):
 def test_kernels_take_only_what_they_know():
     usual = arguments(1, 64, 16, *WINDOWS[0])
     grad, x, dw, pw, *rest = usual
-    assert planes_of(usual)
+    assert tiles_of(BACKWARD, usual, Planes)
     channels_last = x.to(memory_format=torch.channels_last)
     odd = [
         arguments(1, 64, 15, *WINDOWS[0]),
@@ -120,7 +99,7 @@ def test_kernels_take_only_what_they_know():
         (*usual[:-1], (True, True, False)),
         tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
     ]
-    assert [planes_of(args) for args in odd] == [[]] * len(odd)
+    assert [tiles_of(BACKWARD, args, Planes) for args in odd] == [[]] * len(odd)
 
 
 @pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
@@ -129,7 +108,7 @@ def test_tensors_that_begin_anywhere(channels, side):
     for i in range(4):
         moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
         args[i] = moved.copy_(args[i])
-    judge(BACKWARD, tuple(args), planes_of(args)[0])
+    judge(BACKWARD, tuple(args), tiles_of(BACKWARD, args, Planes)[0])
 
 
 def test_two_blocks_of_the_usual_tile_have_room_or_one():
@@ -185,18 +164,13 @@ def test_one_launch_has_all_of_a_window():
 FORWARD, BLOCK, GROUP = "sep_conv2d", "sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm"
 
 
-def lines_of(args):
-    """Return the tiles of square planes for a call; none where its kernels don't take it."""
-    return [tile for tile in sep_conv2d.sweep(Problem.of(SPECS[FORWARD], args)) if isinstance(tile, Lines)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_every_tile_of_outputs_agrees(channels, side, window):
     """Their moments too: the means are far from 0."""
     args = arguments(2, channels, side, *window)[1:-1]
-    tiles = lines_of(args)
+    tiles = tiles_of(FORWARD, args, Lines)
     assert tiles == list(strided_planes_forward.TILES[channels, side])
     assert tiles[0] == sep_conv2d.choose(Problem.of(SPECS[FORWARD], args))
     moved = (args[0], args[1].abs() + 1, args[2].abs() + 1, *args[3:], None, None, 1e-5)
@@ -211,13 +185,13 @@ def test_every_tile_of_outputs_agrees(channels, side, window):
 def test_outputs_of_pixels_that_are_not_finite(channels, side, value):
     args = arguments(1, channels, side, *WINDOWS[1])[1:-1]
     args[0][0, 3, 0, 0] = args[0][0, 5, side - 1, side - 1] = args[0][0, 7, side // 2, 0] = value
-    for tile in lines_of(args):
+    for tile in tiles_of(FORWARD, args, Lines):
         judge(FORWARD, args, tile)
 
 
 def test_kernels_of_outputs_take_only_what_they_know():
     usual = arguments(1, 64, 16, *WINDOWS[0])[1:-1]
-    assert lines_of(usual)
+    assert tiles_of(FORWARD, usual, Lines)
     odd = [
         arguments(1, 64, 16, 3, 2, 0, 1)[1:-1],
         arguments(1, 32, 16, *WINDOWS[0])[1:-1],
@@ -225,7 +199,7 @@ def test_kernels_of_outputs_take_only_what_they_know():
         (usual[0].to(memory_format=torch.channels_last), *usual[1:]),
         tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
     ]
-    assert [lines_of(args) for args in odd] == [[]] * len(odd)
+    assert [tiles_of(FORWARD, args, Lines) for args in odd] == [[]] * len(odd)
 
 
 @pytest.mark.slow
@@ -235,7 +209,7 @@ def test_outputs_of_tensors_that_begin_anywhere(channels, side):
     for i in range(3):
         moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
         args[i] = moved.copy_(args[i])
-    judge(FORWARD, tuple(args), lines_of(args)[0])
+    judge(FORWARD, tuple(args), tiles_of(FORWARD, args, Lines)[0])
 
 
 @pytest.mark.parametrize("normed", [(True,) * 6, (False,) * 6, (True, False) * 3], ids=str)

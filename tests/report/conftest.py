@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.report.driven import BROWSER, DRIVER
+from tests.report.driven import BROWSER, DRIVER, scheme, wait
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +21,13 @@ def started():
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def browser(started, address):
+    """The page, just opened, in light colours; a test that leaves an error in the console fails."""
+    scheme(started, "light")
+    started.get(address)
+    wait(started, "return document.documentElement.dataset.ready === 'yes'")
+    yield started
+    assert [e for e in started.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []

@@ -29,16 +29,6 @@ def address(tmp_path_factory):
     return file.as_uri()
 
 
-@pytest.fixture
-def browser(started, address):
-    """The page, just opened, in light colours; a test that leaves an error in the console fails."""
-    scheme(started, "light")
-    started.get(address)
-    wait(started, "return document.documentElement.dataset.ready === 'yes'")
-    yield started
-    assert [e for e in started.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
-
-
 def test_every_figure_is_drawn(browser):
     for name in FIGURES:
         wait(browser, f"return document.querySelectorAll('#plot-{name} .main-svg').length > 0")

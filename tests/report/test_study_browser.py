@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nxcore.report.study import page
-from tests.report.driven import MARKS, choose, element, scheme, texts, wait
+from tests.report.driven import MARKS, choose, element, texts, wait
 from tests.report.study_record import cell, record
 
 FIGURES = ("ratio", "time", "first", "memory", "error")
@@ -21,16 +21,6 @@ def address(tmp_path_factory):
     file: Path = tmp_path_factory.mktemp("study") / "conv-study.html"
     file.write_text(page.html(record()), "utf-8")
     return file.as_uri()
-
-
-@pytest.fixture
-def browser(started, address):
-    """The page, just opened, in light colours; a test that leaves an error in the console fails."""
-    scheme(started, "light")
-    started.get(address)
-    wait(started, "return document.documentElement.dataset.ready === 'yes'")
-    yield started
-    assert [e for e in started.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
 
 
 def points(name: str) -> str:

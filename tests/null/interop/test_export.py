@@ -10,21 +10,8 @@ import pytest
 import torch
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.registry.inductor import probe_cpu
-from nxcore.session import Session
-from nxcore.settings import Settings
 from tests.null import fakes
-
-
-@pytest.fixture
-def session(monkeypatch):
-    """A session of fakes in the place of the default one, which is what torch.ops.nxcore calls."""
-    found = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()), fakes.QUICK)
-    monkeypatch.setattr(sessions, "_default", found)
-    torch._dynamo.reset()
-    yield found
-    torch._dynamo.reset()
 
 
 class Mixed(torch.nn.Module):

@@ -14,24 +14,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from nxcore import session as sessions
 from nxcore.interop import library
 from nxcore.plugin import Param
-from nxcore.session import Session
-from nxcore.settings import Settings
 from tests.null import fakes
 from tests.paths import PATHS
 
 SPECS = fakes.SPECS
 ONE_PATH = pytest.mark.parametrize("path", PATHS[-1:], indirect=True)
 """What a compiler sees is the same on both."""
-
-
-@pytest.fixture
-def session(monkeypatch):
-    """A session of fakes in the place of the default one, which is what torch.ops.nxcore calls."""
-    found = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()), fakes.QUICK)
-    monkeypatch.setattr(sessions, "_default", found)
-    torch._dynamo.reset()
-    yield found
-    torch._dynamo.reset()
 
 
 def args_of(name: str) -> tuple[Any, ...]:

@@ -8,20 +8,8 @@ import torch
 import nxcore
 from nxcore import session as sessions
 from nxcore.context import PREFERENCE, TRACED, Preference
-from nxcore.session import Session
-from nxcore.settings import Settings
 from tests.null import fakes
 from tests.null.interop.test_library import compiled, nodes
-
-
-@pytest.fixture
-def session(monkeypatch):
-    """A session of fakes in the place of the default one, which is what torch.ops.nxcore calls."""
-    found = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()), fakes.QUICK)
-    monkeypatch.setattr(sessions, "_default", found)
-    torch._dynamo.reset()
-    yield found
-    torch._dynamo.reset()
 
 
 def test_an_operator_found_inside_the_function_is_the_same(monkeypatch):
