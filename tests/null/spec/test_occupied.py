@@ -1,19 +1,31 @@
 """Whether a device is at work is known by how long it is waited for."""
 
-import time
-
 import pytest
 import torch
 
 from nxcore.spec import device
 
 
+class Clock:
+    """A clock that only ``sleep`` moves on."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 @pytest.mark.parametrize(
     ("waits", "occupied"), [([0.0, 0.0, 0.0, 0.01, 0.01], False), ([0.01, 0.0, 0.01, 0.0, 0.01], True)]
 )
 def test_most_waits_decide(waits, occupied, monkeypatch):
-    left = iter(waits)
-    monkeypatch.setattr(device, "synchronize", lambda _: time.sleep(next(left)))
+    left, clock = iter(waits), Clock()
+    monkeypatch.setattr(device, "time", clock)
+    monkeypatch.setattr(device, "synchronize", lambda _: clock.sleep(next(left)))
     assert device.occupied(torch.device("cuda")) == occupied
     assert next(left, None) is None
 
