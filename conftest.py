@@ -62,11 +62,13 @@ MIRRORED = ("amin", "min", "argmin", "all")
 OF_CUDA = "square_planes"
 """How samples are called that are there for kernels of CUDA C++: others take seconds each."""
 
-GRADIENTS = (
+IN_INTERPRETERS = (
+    "channels_of_24_bits_that_cancel",
     "gradients_are_torchs",
     "second_derivatives",
     "gradients_that_are_not_asked_for",
     "one_gradient_alone",
+    "what_lies_past_the_last_window",
 )
 """Parts of the names of convolutions' tests that take Triton's interpreter and the emulator seconds each."""
 
@@ -93,9 +95,11 @@ LATER = (
     "tests/null/choose/learn/test_budget.py",
     "tests/null/choose/test_workers.py",
     "tests/null/cli/test_bench_command.py::test_a_size_class_has_its_minimum_and_its_aim",
+    "tests/null/cli/test_cli.py::test_no_command_warns_of_numpy",
     "tests/null/cli/test_doctor_command.py",
     "tests/null/interop/test_autograd.py",
     "tests/null/interop/test_library.py",
+    "tests/null/offline/test_audit.py::test_an_audit_runs_in_a_process_of_its_own",
     "tests/null/spec/test_pointwise.py",
     "tests/null/test_distributed.py::test_two_ranks_agree_on_the_firsts_choices",
     "tests/ops/test_surroundings.py::test_a_forked_worker_of_a_data_loader_is_served",
@@ -225,7 +229,7 @@ def _of_operator(item: pytest.Item, name: str | None) -> bool:
 
 
 def _takes_long(item: pytest.Item) -> bool:
-    """Return whether a test is in the rest: slow ones, those of ``LATER``, and ``GRADIENTS`` in interpreters.
+    """Return whether a test is in the rest: slow ones, those of ``LATER``, some in interpreters.
 
     Triton's interpreter and the emulator take a tenth of a second and more for each of these.
     """
@@ -234,7 +238,7 @@ def _takes_long(item: pytest.Item) -> bool:
     if CUDA or not isinstance(item, pytest.Function):
         return False
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    return given.get("backend") in ("triton", "cuda") and any(part in item.name for part in GRADIENTS)
+    return given.get("backend") in ("triton", "cuda") and any(part in item.name for part in IN_INTERPRETERS)
 
 
 def _cell_is_chosen(options: Any, rule: Any, cell: Any) -> bool:

@@ -257,7 +257,12 @@ def narrow(monkeypatch):
 
 @pytest.mark.parametrize(
     "words",
-    [("doctor",), ("backends",), ("ops",), ("explain", "max_pool2d_with_offsets", "--device", "cpu")],
+    [
+        ("doctor",),
+        ("backends",),
+        ("ops",),
+        ("explain", "max_pool2d_with_offsets", "--sample", "darts", "--device", "cpu"),
+    ],
     ids=lambda words: words[0],
 )
 @pytest.mark.usefixtures("narrow")
