@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from nxcore.measure import race
 from nxcore.measure.race import Effort
@@ -270,6 +271,13 @@ def _named(name: str, hook: Callable[[], Any]) -> Callable[[], Any]:
 
     call.__name__ = name
     return call
+
+
+def saved_by(op: Callable[..., Any], *args: Any) -> tuple[Any, list[torch.Tensor]]:
+    """Return a call's result, and the tensors that it saves for its gradient."""
+    saved: list[torch.Tensor] = []
+    with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        return op(*args), saved
 
 
 def raising(error: Exception) -> Callable[..., Any]:

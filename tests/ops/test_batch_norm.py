@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from nxcore.trust.truth import agreement
 from tests.null import fakes
@@ -19,9 +18,7 @@ def image(*shape: int) -> torch.Tensor:
 
 def test_what_is_kept_of_the_results_has_no_gradient() -> None:
     op = fakes.session(fakes.backend()).op("batch_norm", backend="fake")
-    saved: list[torch.Tensor] = []
-    with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        y, mean, var = op(x := image(3, 2, 4), image(2), image(2))
+    (y, mean, var), saved = fakes.saved_by(op, x := image(3, 2, 4), image(2), image(2))
     assert y.requires_grad
     assert not mean.requires_grad
     assert not var.requires_grad

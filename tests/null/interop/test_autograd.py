@@ -8,7 +8,6 @@ import weakref
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from nxcore.interop.autograd import Differentiable
@@ -293,19 +292,12 @@ def test_nothing_is_kept_after_backward(case):
     assert all(r() is None for r in refs)
 
 
-def saved_by(op, *args):
-    """Return a call's result, and the tensors that it saves."""
-    saved = []
-    with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        return op(*args), saved
-
-
 def test_only_what_the_gradient_needs_is_saved():
-    assert saved_by(operator("sum"), double(5))[1] == []
+    assert fakes.saved_by(operator("sum"), double(5))[1] == []
     xs, w = [double(4), double(4)], double(2)
     refs = [weakref.ref(t) for t in xs]
     blend = operator("softmax_sum")
-    assert [t.shape for t in saved_by(blend, xs, w)[1]] == [(4,), (4,), (2,)]
+    assert [t.shape for t in fakes.saved_by(blend, xs, w)[1]] == [(4,), (4,), (2,)]
     result = blend(xs, w)
     del xs
     gc.collect()
@@ -376,7 +368,7 @@ def test_an_operator_that_keeps_more_for_the_gradient_runs_in_its_place():
     pool(x.detach(), 3, 1, 1)
     runs = [k.plan(None) for k in (forward, plain, backward)]
     before = [r.count for r in runs]
-    out, (kept,) = saved_by(pool, x, 3, 1, 1)
+    out, (kept,) = fakes.saved_by(pool, x, 3, 1, 1)
     assert kept.dtype is torch.uint8
     assert kept.shape == out.shape
     out.sum().backward()
