@@ -13,6 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
+    from rich.table import Column
 
 WIDTH = 100
 WIDEST = 1000
@@ -43,18 +44,75 @@ def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
 
 
 def show(shown: Table) -> None:
-    """Print a table; wider than the terminal if a word would be cut otherwise, so that it can be copied."""
-    screen = console()
-    least = Measurement.get(screen, screen.options.update(width=WIDEST), shown).minimum
-    screen.print(shown, width=max(screen.width, least), crop=False)
+    """Print a table. No word is cut: see `_print`."""
+    _print(shown, whole=False)
 
 
 def show_whole(shown: Table) -> None:
-    """Print a table of names and figures, wider than the terminal where a cell would be cut otherwise."""
+    """Print a table of names and figures. No cell is broken into lines: see `_print`."""
+    _print(shown, whole=True)
+
+
+def _print(shown: Table, *, whole: bool) -> None:
+    """Print a table as wide as the screen, or as its cells need.
+
+    A terminal that is too narrow for that gets a block of lines for each row. A pipe has no such limit.
+    """
     screen = console()
-    needed = Measurement.get(screen, screen.options.update(width=WIDEST), shown).maximum
+    ranges = [_range(screen, column) for column in shown.columns]
+    between = Measurement.get(screen, screen.options.update(width=WIDEST), shown).maximum
+    between -= sum(r.maximum for r in ranges)  # what separates the columns
+    needed = between + sum(r.maximum if whole else r.minimum for r in ranges)
+    if needed > screen.width and screen.is_terminal:
+        _print_rows(screen, shown)
+        return
     screen.width = max(screen.width, needed)  # the width that print takes is at most the console's
+    if not whole:
+        # Rich's own division of a width may leave a column less than its longest word.
+        widths = _divided(screen.width - between, ranges)
+        for column, width in zip(shown.columns, widths, strict=True):
+            column.width = width
     screen.print(shown, crop=False)
+
+
+def _range(screen: Console, column: Column) -> Measurement:
+    """Return how wide a column must be for its longest word, and for its longest line."""
+    options = screen.options.update(width=WIDEST)
+    cells = [Measurement.get(screen, options, cell) for cell in (column.header, *column.cells)]
+    most = max(cell.maximum for cell in cells)
+    least = most if column.no_wrap else max(cell.minimum for cell in cells)
+    return Measurement(max(least, column.min_width or 0), max(most, column.min_width or 0))
+
+
+def _divided(width: int, ranges: list[Measurement]) -> list[int]:
+    """Divide ``width`` over columns: each has its minimum, and a share of the rest by what it lacks."""
+    rest = max(0, width - sum(r.minimum for r in ranges))
+    widths = []
+    lacking = sum(r.span for r in ranges)
+    for each in ranges:
+        more = min(each.span, rest * each.span // max(lacking, 1))
+        widths.append(each.minimum + more)
+        rest, lacking = rest - more, lacking - each.span
+    return widths
+
+
+def _print_rows(screen: Console, shown: Table) -> None:
+    """Print each row as a block: what the row is of, and below it a line for each other cell."""
+    if shown.title:
+        screen.print(shown.title)
+    columns = [(str(column.header), list(column.cells)) for column in shown.columns]
+    named = (
+        next(n for n, (header, _) in enumerate(columns) if header) + 1
+    )  # a first column may have no header
+    for row in range(shown.row_count):
+        screen.print(*(cells[row] for _, cells in columns[:named]))
+        block = Table.grid(padding=(0, 2, 0, 0))
+        block.add_column(no_wrap=True)
+        block.add_column(overflow="fold")
+        for header, cells in columns[named:]:
+            if cells[row]:
+                block.add_row(f"  {header}", cells[row])
+        screen.print(block)
 
 
 def ratio_text(ratio: Any) -> str:
