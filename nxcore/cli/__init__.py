@@ -19,6 +19,7 @@ from nxcore.cli import (
     demo,
     doctor,
     explain,
+    interruption,
     ops,
     quarantine,
     report,
@@ -95,7 +96,7 @@ def main() -> None:
     """Run the command line; exit status 0, 1 (a check failed) or 2 (bad usage)."""
     from nxcore.errors import NxcoreError
 
-    with warnings.catch_warnings():
+    with interruption.noted(), warnings.catch_warnings():
         warnings.showwarning = _warned
         # Torch warns at its import where NumPy is absent. No command needs NumPy; code that does raises.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")

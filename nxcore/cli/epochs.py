@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from nxcore.cli import terminal
+from nxcore.cli import interruption, terminal
 
 Row = Mapping[str, Any]
 LAST = 12
@@ -33,7 +33,23 @@ def watching(
         Returns the number of problems with a winner. Deciding them takes most of the first epoch on a GPU.
     quiet : bool
         Show nothing.
+
+    A row raises an interruption that was lost.
     """
+    interruption.raise_lost()
+    with _shown(history, decided, quiet) as show:
+
+        def take(row: Row) -> None:
+            interruption.raise_lost()
+            show(row)
+
+        yield take
+
+
+@contextlib.contextmanager
+def _shown(
+    history: Sequence[Row], decided: Callable[[], int] | None, quiet: bool
+) -> Iterator[Callable[[Row], None]]:
     console = terminal.console()
     if quiet:
         yield lambda _: None

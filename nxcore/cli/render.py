@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from nxcore.cli import terminal
+from nxcore.cli import interruption, terminal
 from nxcore.measure.timing import duration
 
 VERDICT = {
@@ -76,7 +76,20 @@ def progress(
     """Show progress: a live bar in a terminal, a line for each step in a pipe, nothing if ``quiet``.
 
     In a pipe at most a line in ``every`` so many seconds, and one for the first and the last step.
+    A step raises an interruption that was lost; so does the beginning of the block.
     """
+    interruption.raise_lost()
+    with _shown(title, quiet, every) as show:
+
+        def advance(what: str, done: int, total: int) -> None:
+            interruption.raise_lost()
+            show(what, done, total)
+
+        yield advance
+
+
+@contextlib.contextmanager
+def _shown(title: str, quiet: bool, every: float) -> Iterator[Callable[[str, int, int], None]]:
     console = terminal.console(stderr=True)
     if quiet:
         yield lambda *_: None

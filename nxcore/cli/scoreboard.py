@@ -15,7 +15,7 @@ from rich.markup import escape
 from nxcore.bench.row import BAD
 from nxcore.bench.sizes import SIZES
 from nxcore.bench.summary import summary
-from nxcore.cli import terminal
+from nxcore.cli import interruption, terminal
 from nxcore.cli.render import progress
 from nxcore.measure.timing import duration
 
@@ -39,7 +39,22 @@ WORST = 20
 
 @contextlib.contextmanager
 def watching(total: int, *, quiet: bool = False) -> Iterator[Watched]:
-    """Show the progress of a run; yield a function to call before a cell, and one that takes its rows."""
+    """Show the progress of a run; yield a function to call before a cell, and one that takes its rows.
+
+    A cell's beginning raises an interruption that was lost.
+    """
+    interruption.raise_lost()
+    with _shown(total, quiet) as (show, take):
+
+        def advance(what: str, done: int, total: int) -> None:
+            interruption.raise_lost()
+            show(what, done, total)
+
+        yield advance, take
+
+
+@contextlib.contextmanager
+def _shown(total: int, quiet: bool) -> Iterator[Watched]:
     console = terminal.console()
     if quiet:
         with progress("bench") as advance:
