@@ -116,6 +116,28 @@ def show_summary(found: Mapping[str, Any], *, brief: bool) -> None:
         scoreboard.sped_up(found["speedups"])
 
 
+def raced(
+    bench: Bench, wanted: Wanted, record: Path | None, budget_s: float, *, as_json: bool, brief: bool
+) -> bool:
+    """Measure the wanted cells and print them; return whether a row is wrong or faster than possible."""
+    from nxcore.bench.cells import cells
+    from nxcore.bench.row import BAD
+    from nxcore.cli import render, scoreboard
+    from nxcore.errors import InvalidInputError
+
+    chosen = cells(bench.session.registry, bench.device, wanted)
+    if not chosen:
+        raise InvalidInputError("no operator and sample match these filters", argument="op")
+    rows: list[dict[str, Any]] = []
+    with scoreboard.watching(len(chosen), quiet=as_json or brief) as (advance, show):
+        for of_cell in measured(bench, chosen, record, budget_s, advance):
+            rows += of_cell
+            show(of_cell)
+    found = summarised(bench, rows, wanted.sizes)
+    render.json(found) if as_json else show_summary(found, brief=brief)
+    return any(row["verdict"] in BAD for row in rows)
+
+
 def command(
     op: Annotated[list[str] | None, typer.Argument(help="Only these operators.")] = None,
     backend: Annotated[
@@ -192,25 +214,3 @@ def command(
     wanted = Wanted(tuple(op or ()), tuple(sample or ()), tuple(size or ()), tuple(dtypes), forward, backward)
     seconds = float("inf") if budget is None else budget
     raise typer.Exit(int(raced(bench, wanted, record, seconds, as_json=json, brief=summary)))
-
-
-def raced(
-    bench: Bench, wanted: Wanted, record: Path | None, budget_s: float, *, as_json: bool, brief: bool
-) -> bool:
-    """Measure the wanted cells and print them; return whether a row is wrong or faster than possible."""
-    from nxcore.bench.cells import cells
-    from nxcore.bench.row import BAD
-    from nxcore.cli import render, scoreboard
-    from nxcore.errors import InvalidInputError
-
-    chosen = cells(bench.session.registry, bench.device, wanted)
-    if not chosen:
-        raise InvalidInputError("no operator and sample match these filters", argument="op")
-    rows: list[dict[str, Any]] = []
-    with scoreboard.watching(len(chosen), quiet=as_json or brief) as (advance, show):
-        for of_cell in measured(bench, chosen, record, budget_s, advance):
-            rows += of_cell
-            show(of_cell)
-    found = summarised(bench, rows, wanted.sizes)
-    render.json(found) if as_json else show_summary(found, brief=brief)
-    return any(row["verdict"] in BAD for row in rows)
