@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import nxcore
@@ -252,7 +253,11 @@ def narrow(monkeypatch):
     ]
     here = fakes.backend("a-backend-that-is-here", fakes.kernel("max_pool2d_with_offsets"))
     monkeypatch.setattr(sessions, "_default", fakes.session(here, *away))
-    monkeypatch.setattr(terminal, "WIDTH", 80)
+    monkeypatch.setattr(
+        terminal,
+        "console",
+        lambda **_: Console(width=80, force_terminal=True, color_system=None, highlight=False),
+    )
 
 
 @pytest.mark.parametrize(
