@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
+from nxcore.errors import InvalidInputError
 from nxcore.spec.compiling import unseen
 
 MARK = "_nxcore_accelerated"
@@ -70,6 +71,10 @@ class Watched(nn.Module):
             call = functools.partial(watch.whole.call, self, call)
         return watch.run(self, call, args, kwargs)
 
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse ``torch.jit.script``, which calls this first."""
+        raise unscriptable(self)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of: of the class without a watch."""
         reduced: Any = super().__reduce_ex__(protocol)
@@ -83,6 +88,19 @@ class Watched(nn.Module):
 def _compiled(name: str) -> bool:
     COMPILED.add(name)
     return True
+
+
+def unscriptable(module: nn.Module) -> InvalidInputError:
+    """Return the error of a module that ``torch.jit.script`` can't compile.
+
+    Torch would exchange the module within the user's model too, if it got another one to compile.
+    """
+    cls = awake(module)
+    instead = f"use torch.nn.{cls.__name__} in place of nxcore.nn.{cls.__name__}"
+    if MARK in vars(module) or watch_within(module) is not None:
+        instead = "call nxcore.restore(model) before it, and nxcore.accelerate(model) again after it"
+    text = f"torch.jit.script can't compile the accelerated module {cls.__name__}: {instead}"
+    return InvalidInputError(f"{text}. torch.jit.trace and torch.export take it as it is")
 
 
 def kind(module: nn.Module) -> type[nn.Module]:

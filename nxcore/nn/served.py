@@ -23,7 +23,7 @@ from nxcore import context
 from nxcore.call.operator import Operator
 from nxcore.context import PREFERENCE, Preference
 from nxcore.errors import InvalidInputError
-from nxcore.nn.exchange import AWAKE, RESTING, ROAMING, awake, become, kind
+from nxcore.nn.exchange import AWAKE, RESTING, ROAMING, awake, become, kind, unscriptable
 from nxcore.nn.shapes import fit
 
 AFTER = 32
@@ -161,6 +161,10 @@ class Served(nn.Module):
         Changes.moved += id(self) in _given
         look(self)
         return self
+
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse ``torch.jit.script``, which calls this first."""
+        raise unscriptable(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of: of the class that is awake."""
