@@ -105,6 +105,7 @@ LATER = (
     "tests/null/test_distributed.py::test_two_ranks_agree_on_the_firsts_choices",
     "tests/ops/test_surroundings.py::test_a_forked_worker_of_a_data_loader_is_served",
     "tests/outside/test_bad_input.py",
+    "tests/plugins/test_cold_cache.py",
     "tests/plugins/test_cuda_depthwise.py",
     "tests/plugins/test_cuda_foreach.py",
     "tests/plugins/test_cuda_pools.py::test_tiles_agree",
