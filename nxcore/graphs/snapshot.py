@@ -36,6 +36,9 @@ _training, _requires_grad = operator.itemgetter("training"), operator.attrgetter
 OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has, which are compared in another way, or not at all."""
 
+Held = tuple[dict[Any, Any], Any, Any]
+"""A dictionary, a name in it, and the value that the name has."""
+
 
 class Inside:
     """The present state of a module.
@@ -68,7 +71,7 @@ class Inside:
     def __init__(
         self,
         module: nn.Module,
-        names: Sequence[tuple[dict[str, Any], str, Any]] = (),
+        names: Sequence[Held] = (),
         *,
         counts_as: Callable[[type], type] | None = None,
     ) -> None:
@@ -79,6 +82,34 @@ class Inside:
         self.parameters = (*module.parameters(), *learned)
         self.buffers = (*module.buffers(), *(t for t in others.values() if not t.requires_grad))
         self._tensors = (*self.parameters, *self.buffers)
+        self._check()
+        # Torch's modules read what they hold by fixed names, so that values in their order are enough.
+        self._dicts = tuple(
+            own for m in self.modules if _known(m) for own in (m._parameters, m._buffers, m._modules) if own
+        )
+        self._referents = gc.get_referents(*self._dicts)
+        self._own = list(map(vars, self.modules))
+        held = [*self._held(), *names]
+        held += [(v, name, item) for _, _, v in held if type(v) is dict for name, item in v.items()]
+        self._where = [where for where, _, _ in held]
+        self._names = [name for _, name, _ in held]
+        self._values = [value for _, _, value in held]
+        self._lists = [value for value in self._values if type(value) is list]
+        self._items = [[*map(id, value)] for value in self._lists]
+        self._kept = [[*value] for value in self._lists]  # so that no other object gets one of these numbers
+        self._contents = [(v, v.copy()) for v in self._values if type(v) in (list, dict, set)]
+        self._sized = [*self._own, *self._containers()]  # in a module's own, a name may stand for a method
+        self._sizes = list(map(len, self._sized))
+        self._hooks, self._handles = [own[name] for own in self._own for name in HOOKS], _handles()
+        self._modes = [
+            own for own, m in zip(self._own, self.modules, strict=True) if type(m) not in SAME_IN_EVAL
+        ]
+        self._classes, self._places = self._now()
+        self._near: list[Any] = [*self.modules, *self._sized, *self._tensors]
+        self.mode = self.mode_now()
+
+    def _check(self) -> None:
+        """Raise the error of a module that a capture can't hold."""
         if hooked(*self.modules):
             raise CaptureError("it has hooks")
         for tensor in self._tensors:
@@ -90,46 +121,32 @@ class Inside:
                 raise CaptureError("one of its parameters has hooks")
         if len({t.device for t in self._tensors}) > 1:
             raise CaptureError("its parameters and buffers are on several devices")
-        # Torch's modules read what they hold by fixed names, so that values in their order are enough.
-        self._dicts = tuple(
-            own for m in self.modules if _known(m) for own in (m._parameters, m._buffers, m._modules) if own
-        )
-        self._referents = gc.get_referents(*self._dicts)
-        held: list[tuple[dict[Any, Any], Any, Any]] = [
+
+    def _held(self) -> list[Held]:
+        """Return what the user's own modules hold, their attributes, and arguments of torch's modules."""
+        held: list[Held] = [
             (own, name, value)
             for m in self.modules
             if not _known(m)
             for own in (m._parameters, m._buffers, m._modules)
             for name, value in own.items()
         ]
-        self._own = list(map(vars, self.modules))
         held += [
             (own, name, value)
             for own, m in zip(self._own, self.modules, strict=True)
             for name, value in attributes(m)
         ]
-        held += [*names, *(constant for m in self.modules if counts_as for constant in _constants(m))]
-        held += [(v, name, item) for _, _, v in held if type(v) is dict for name, item in v.items()]
-        self._where = [where for where, _, _ in held]
-        self._names = [name for _, name, _ in held]
-        self._values = [value for _, _, value in held]
-        sized: list[Any] = [*self._own]  # where an attribute may stand for a method
+        if self._counts_as:
+            held += [constant for m in self.modules for constant in _constants(m)]
+        return held
+
+    def _containers(self) -> list[Any]:
+        """Return dictionaries and lists whose lengths are compared, besides the modules' own."""
+        found: list[Any] = []
         for m in self.modules:
             if not _known(m) or isinstance(m, CONTAINERS):
-                sized += [own for own in (m._modules, m._parameters) if not (own and _known(m))]
-        sized += [value for value in self._values if isinstance(value, list | dict | set)]
-        self._lists = [value for value in self._values if type(value) is list]
-        self._items = [[*map(id, value)] for value in self._lists]
-        self._kept = [[*value] for value in self._lists]  # so that no other object gets one of these numbers
-        self._sized, self._sizes = sized, list(map(len, sized))
-        self._contents = [(v, v.copy()) for v in self._values if type(v) in (list, dict, set)]
-        self._hooks, self._handles = [own[name] for own in self._own for name in HOOKS], _handles()
-        self._modes = [
-            own for own, m in zip(self._own, self.modules, strict=True) if type(m) not in SAME_IN_EVAL
-        ]
-        self._classes, self._places = self._now()
-        self._near: list[Any] = [*self.modules, *sized, *self._tensors]
-        self.mode = self.mode_now()
+                found += [own for own in (m._modules, m._parameters) if not (own and _known(m))]
+        return [*found, *(value for value in self._values if isinstance(value, list | dict | set))]
 
     def holds(self) -> bool:
         """Return whether the state is unchanged, except for the mode and for values of tensors.
@@ -213,7 +230,7 @@ def attributes(module: nn.Module) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in vars(module).items() if name not in OWN]
 
 
-def _constants(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+def _constants(module: nn.Module) -> list[Held]:
     """Return the arguments that one of torch's modules keeps, which a program may change."""
     held = vars(module)
     names: Sequence[str] = getattr(type(module), "__constants__", ())
