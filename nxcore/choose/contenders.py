@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from nxcore.errors import VerificationError, present
+from nxcore.errors import MeasurementError, VerificationError, present
 from nxcore.measure.decision import Candidate, Decision, decide, winners
 from nxcore.measure.timing import REGIMES, Regime, Timing
 from nxcore.registry.reference import TorchKernel
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem, TensorMeta, leaves
+from nxcore.trust.gate import brief
 
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
@@ -254,3 +255,10 @@ def leaves_of(outputs: Any) -> list[TensorMeta]:
     if isinstance(outputs, TensorMeta):
         return [outputs]
     return [m for o in outputs or () for m in leaves_of(o)]
+
+
+def unmeasured(error: Exception) -> str:
+    """Say why a race gave no figures."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "not measured: out of memory"
+    return f"not measured: {error if isinstance(error, MeasurementError) else brief(error)}"

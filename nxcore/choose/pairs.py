@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ from nxcore.choose.recall import Recall
 from nxcore.interop.internals import gradients
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, decide, settled
+from nxcore.measure.timing import Timing
 from nxcore.spec.device import occupied
 from nxcore.spec.launched import repeats
 from nxcore.spec.problem import Problem
@@ -215,21 +216,7 @@ class Pairs:
         if args is None:  # in the background
             effort = replace(effort, spin_s=race.SPIN_S)
         try:
-            grad = arguments(pair.backward[0])[0]
-            calls = {
-                TORCH: _differentiated(pair.problem.spec.reference, given, pair.mask, grad),
-                pair.label: _differentiated(ours, given, pair.mask, grad),
-            }
-            with torch.enable_grad():
-                timings = race.race(
-                    calls,
-                    pair.problem.device,
-                    effort=effort,
-                    again=AGAIN,
-                    settled=lambda seen: settled(
-                        timed(candidates, seen), seen.get(AGAIN), by_far=effort.ahead(seen)
-                    ),
-                )
+            timings = _raced(pair, ours, given, candidates, effort)
         except Exception as error:  # noqa: BLE001  a failed race must not fail the caller's call
             decision = Decision(TORCH, "reference", f"not measured: {brief(error)}")
             self._hold(pair, decision)
@@ -238,23 +225,22 @@ class Pairs:
         decision = decide(timed(candidates, timings), again)
         _log.info("pair: %s -> %s: %s", pair.problem, decision.chosen, decision.reason)
         self._hold(pair, decision)
-        if makes := self._makes(pair):
-            versions = self.recall.versions(pair.backward[0])
-            if path := _path():
-                versions[PATH] = path
-            before = self._page(pair, path)
-            page = Page(
-                decision,
-                again,
-                makes,
-                policy="online" if args is None else "measure",  # in the background, or in a call
-                versions=versions,
-                unclear=(before.unclear if before else 0) + 1 if decision.unclear else 0,
-            )
-            if before and decision.unclear and before.decision.noise <= decision.noise:
-                page = replace(before, unclear=page.unclear)
-            self.wisdom.write_pair(*pair.key, path, page)
+        self._record(pair, decision, again, "online" if args is None else "measure")
         return decision
+
+    def _record(self, pair: Pair, decision: Decision, again: Timing | None, policy: str) -> None:
+        """Write a decision into the store, if it can be known there when it is stale."""
+        if not (makes := self._makes(pair)):
+            return
+        versions = self.recall.versions(pair.backward[0])
+        if path := _path():
+            versions[PATH] = path
+        before = self._page(pair, path)
+        unclear = (before.unclear if before else 0) + 1 if decision.unclear else 0
+        page = Page(decision, again, makes, policy=policy, versions=versions, unclear=unclear)
+        if before and decision.unclear and before.decision.noise <= decision.noise:
+            page = replace(before, unclear=unclear)
+        self.wisdom.write_pair(*pair.key, path, page)
 
     def _hold(self, pair: Pair, decision: Decision) -> None:
         with self._lock:
@@ -291,6 +277,23 @@ def _holds(page: Page) -> bool:
     and what loses with it loses without it.
     """
     return page.versions.get(PATH) == _path() or (page.decision.chosen == TORCH) == (_path() is None)
+
+
+def _raced(
+    pair: Pair, ours: Call, args: tuple[Any, ...], candidates: Sequence[Candidate], effort: race.Effort
+) -> dict[str, Timing]:
+    """Time ``ours`` and torch's own forward and autograd, until it is settled which is faster."""
+    grad = arguments(pair.backward[0])[0]
+    calls = {
+        TORCH: _differentiated(pair.problem.spec.reference, args, pair.mask, grad),
+        pair.label: _differentiated(ours, args, pair.mask, grad),
+    }
+
+    def clear(seen: Mapping[str, Timing]) -> bool:
+        return settled(timed(candidates, seen), seen.get(AGAIN), by_far=effort.ahead(seen))
+
+    with torch.enable_grad():
+        return race.race(calls, pair.problem.device, effort=effort, again=AGAIN, settled=clear)
 
 
 def _differentiated(

@@ -25,6 +25,7 @@ from nxcore.choose.contenders import (
     try_once,
     turned_down,
     uncontested,
+    unmeasured,
     yardstick,
 )
 from nxcore.choose.shortlist import EVERY, Shortlist
@@ -343,9 +344,7 @@ class Tuner:
         if not self.measures:
             return stay("not measured: NXCORE_NO_MEASURE is set")
         arguments = private_out(problem, args)
-        calls: dict[str, Callable[[], Any]] = {
-            e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call
-        }
+        calls = {e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call}
         failures: dict[str, Refusal] = {}
 
         def failed(label: str, error: Exception) -> None:
@@ -353,36 +352,37 @@ class Tuner:
             failures[label] = self.failed(entry.backend, entry.kernel, problem, error)
 
         try:
-            with torch.no_grad():
-                timings = race.race(
-                    calls,
-                    problem.device,
-                    effort=self.effort,
-                    rivals=frozenset(c.label for c in candidates if c.native),
-                    again=AGAIN,
-                    settled=lambda seen: settled(
-                        timed(candidates, seen),
-                        seen.get(AGAIN),
-                        regimes(problem),
-                        race.left(seen),
-                        by_far=self.effort.ahead(seen),
-                    ),
-                    failed=failed,
-                )
+            timings = self._raced(problem, calls, candidates, failed)
         except Exception as error:
             if reason := lost(problem.device):
-                labels = [e.candidate.label for e in racing]
-                raise DeviceLostError(
-                    reason, op=problem.op, kernel=labels[0], sure=False, before=labels[1:]
-                ) from error
-            why = str(error) if isinstance(error, MeasurementError) else brief(error)
-            memory = isinstance(error, torch.OutOfMemoryError)
-            return stay(f"not measured: {'out of memory' if memory else why}")
+                first, *rest = (e.candidate.label for e in racing)
+                raise DeviceLostError(reason, op=problem.op, kernel=first, sure=False, before=rest) from error
+            return stay(unmeasured(error))
         if failures and not any(e.candidate.label in timings for e in racing if e.backend.name != "torch"):
             return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
         candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
         again = timings.get(AGAIN)
         return decided(problem, timed(candidates, timings), again, entries, before=before), again
+
+    def _raced(
+        self,
+        problem: Problem,
+        calls: Mapping[str, Callable[[], Any]],
+        candidates: Sequence[Candidate],
+        failed: Callable[[str, Exception], None],
+    ) -> Mapping[str, Timing]:
+        """Time calls by label, until it is settled which are faster than torch."""
+        effort, rows = self.effort, regimes(problem)
+
+        def clear(seen: Mapping[str, Timing]) -> bool:
+            faster = effort.ahead(seen)
+            return settled(timed(candidates, seen), seen.get(AGAIN), rows, race.left(seen), by_far=faster)
+
+        rivals = frozenset(c.label for c in candidates if c.native)
+        with torch.no_grad():
+            return race.race(
+                calls, problem.device, effort=effort, rivals=rivals, again=AGAIN, settled=clear, failed=failed
+            )
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
         """Count a kernel's exception; return it as a refusal.
@@ -390,8 +390,7 @@ class Tuner:
         Out of memory, and work on a stream other than the current one, don't count as strikes.
         """
         if isinstance(error, torch.OutOfMemoryError | MeasurementError):
-            memory = isinstance(error, torch.OutOfMemoryError)
-            return Refusal(Code.UNMEASURED, f"not measured: {'out of memory' if memory else error}")
+            return Refusal(Code.UNMEASURED, unmeasured(error))
         reason = f"raised {brief(error)}"
         suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
         entry = self.gate.quarantine.strike(suspect, problem, reason)
