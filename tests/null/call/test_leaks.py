@@ -16,6 +16,8 @@ from nxcore.settings import Settings
 from tests.null import fakes
 
 CALLS = 10_000
+SHARE = max(1000, CALLS // (2 * len(fakes.DIFFERENTIABLE)))
+"""The calls of an operator, of each kind: CALLS and more in all."""
 ROUNDS = 4
 PATIENCE_S = 2.0
 A_LEAK = 0.5
@@ -78,10 +80,9 @@ def test_a_leak_would_be_seen() -> None:
 def test_calls_leave_no_object_behind(op: str) -> None:
     session = fakes.session(fakes.backend())
     operator, args = session.op(op), operands(op)
-    share = max(1000, CALLS // (2 * len(fakes.DIFFERENTIABLE)))  # of each kind: CALLS and more in all
     with session.use("fake"):
-        assert left(lambda: fakes.called(operator, args), share) < A_LEAK
-        assert left(differentiating(operator, args), share) < A_LEAK
+        assert left(lambda: fakes.called(operator, args), SHARE) < A_LEAK
+        assert left(differentiating(operator, args), SHARE) < A_LEAK
     assert len(operator.plans) == 2
 
 
@@ -96,7 +97,7 @@ def test_calls_leave_no_memory_of_the_device_behind(op: str, backend: str) -> No
         for call in (lambda: fakes.called(operator, args), differentiating(operator, args)):
             left(call, ROUNDS)
             before = torch.cuda.memory_allocated()
-            assert left(call, CALLS) < A_LEAK
+            assert left(call, SHARE) < A_LEAK
             until = time.monotonic() + PATIENCE_S  # autograd's thread frees what its last node held
             while torch.cuda.memory_allocated() != before and time.monotonic() < until:
                 time.sleep(0.01)
