@@ -156,6 +156,35 @@ def _spent_s() -> float:
     return sum(os.times()[:4])
 
 
+def _answered(task: dict[str, Any], tuner: Tuner, surveyor: Surveyor, turn: Turn) -> dict[str, Any]:
+    """Do a task; return how it ended and what it took, for the program."""
+    surveys = "modes" in task or "prepare" in task
+    if surveys:
+        race.ALONE = turn.alone
+    clock: Callable[[], float] = time.monotonic if surveys else _spent_s
+    began, compiled, raced, waited = clock(), tally().compilations, seconds()["timing"], turn.waited
+    why = stays = ""
+    try:
+        if "prepare" in task:
+            surveyor.prepare(task["prepare"])
+        elif surveys:
+            stays = surveyor.measured(task)
+        else:
+            why = done(tuner, task)
+    except Exception as error:  # noqa: BLE001  the next task may be done
+        why = brief(error)
+    waited = turn.waited - waited
+    return {
+        "why": why,
+        "stays": stays,
+        "busy": surveyor.busy,
+        "seconds": clock() - began - waited,
+        "waited": waited,
+        "compilations": tally().compilations - compiled,
+        "raced": seconds()["timing"] - raced,
+    }
+
+
 def main() -> int:
     """Do tasks until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program that is interrupted
@@ -183,30 +212,7 @@ def main() -> int:
 
         threading.Thread(target=read, daemon=True).start()
         while True:
-            task = tasks.get()
-            surveys = "modes" in task or "prepare" in task
-            if surveys:
-                race.ALONE = turn.alone
-            clock: Callable[[], float] = time.monotonic if surveys else _spent_s
-            began, before, why, stays = clock(), tally().compilations, "", ""
-            raced, waited = seconds()["timing"], turn.waited
-            try:
-                if "prepare" in task:
-                    surveyor.prepare(task["prepare"])
-                elif surveys:
-                    stays = surveyor.measured(task)
-                else:
-                    why = done(tuner, task)
-            except Exception as error:  # noqa: BLE001  the next task may be done
-                why = brief(error)
-            waited = turn.waited - waited
-            took = {
-                "seconds": clock() - began - waited,
-                "waited": waited,
-                "compilations": tally().compilations - before,
-            }
-            took["raced"] = seconds()["timing"] - raced
-            answers.write(json.dumps({"why": why, "stays": stays, "busy": surveyor.busy, **took}) + "\n")
+            answers.write(json.dumps(_answered(tasks.get(), tuner, surveyor, turn)) + "\n")
 
 
 if __name__ == "__main__":
