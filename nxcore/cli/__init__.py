@@ -93,7 +93,7 @@ def _warned(
 
 
 def main() -> None:
-    """Run the command line; exit status 0, 1 (a check failed) or 2 (bad usage)."""
+    """Run the command line; exit status 0, 1 (a check failed), 2 (bad usage) or 130 (interrupted)."""
     from nxcore.errors import NxcoreError
 
     with interruption.noted(), warnings.catch_warnings():
@@ -107,3 +107,8 @@ def main() -> None:
 
             render.error(str(error))
             sys.exit(2)
+        except Exception:
+            # An import that was interrupted leaves half a module, and what reads that fails.
+            if not interruption.is_lost():
+                raise
+            sys.exit(tune.INTERRUPTED)

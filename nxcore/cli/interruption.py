@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -30,13 +31,26 @@ def noted() -> Iterator[None]:
         _interrupted.clear()
 
 
+def is_lost() -> bool:
+    """Return whether there was an interruption since the last one that was raised again."""
+    return _interrupted.is_set()
+
+
 def raise_lost() -> None:
     """Raise ``KeyboardInterrupt`` if there was an interruption and the command still goes on."""
-    if _interrupted.is_set():
+    if is_lost():
         _interrupted.clear()
         raise KeyboardInterrupt
 
 
 def _note(*_: Any) -> None:
+    first = not is_lost()
     _interrupted.set()
-    raise KeyboardInterrupt
+    # Torch's import swallows the exception, fails later, or ends the process. A second key press raises it.
+    if not (first and _is_being_imported("torch")):
+        raise KeyboardInterrupt
+
+
+def _is_being_imported(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+import torch
 
 from nxcore import cli
 from nxcore.cli import epochs, interruption, render, scoreboard, tune
@@ -94,3 +95,27 @@ def test_a_command_notes_interruptions(monkeypatch):
     seen = []
     cli.main()
     assert seen != [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_what_fails_after_an_interruption_is_no_traceback(monkeypatch, interrupted):
+    def failing():
+        if interrupted:
+            lose()
+        raise ImportError("cannot load module more than once per process")
+
+    monkeypatch.setattr(cli, "app", failing)
+    with pytest.raises(SystemExit if interrupted else ImportError) as raised:
+        cli.main()
+    if interrupted:
+        assert raised.value.code == tune.INTERRUPTED
+
+
+def test_torchs_import_ends_before_an_interruption_is_raised_unless_there_is_a_second(monkeypatch):
+    with interruption.noted():
+        monkeypatch.setattr(torch.__spec__, "_initializing", True, raising=False)
+        signal.raise_signal(signal.SIGINT)
+        lose()
+        monkeypatch.setattr(torch.__spec__, "_initializing", False)
+        with pytest.raises(KeyboardInterrupt):
+            interruption.raise_lost()
