@@ -190,9 +190,13 @@ def test_a_launch_finds_what_was_compiled_for_it(op, tmp_path, monkeypatch):
     problem, hits = Problem.of(spec, args), []
     capability = torch.cuda.get_device_capability()
     compiled, own = [], Compiled.__call__
-    monkeypatch.setattr(
-        Compiled, "__call__", lambda self, *args: (compiled.append(self.kernel), own(self, *args))
-    )
+
+    def called(self, *args):
+        self.kernel.device_caches.clear()  # of a test before this one, whose folder was another
+        compiled.append(self.kernel)
+        own(self, *args)
+
+    monkeypatch.setattr(Compiled, "__call__", called)
     nxcore_triton._ahead(kernel, problem, capability)
     for each in compiled:
         each.device_caches.clear()  # as in a process that hasn't compiled it
