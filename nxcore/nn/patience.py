@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from nxcore.nn.trial import LOSS, Trial
 
 SETTLED_S, PATIENCE_S = 1.0, 30.0
-"""Seconds without a new choice before a trial: where nothing is being learnt, and before a capture."""
+"""Seconds before a trial without a new choice, where nothing is being learnt; and before a capture, without
+a choice or an answer of the process that measures for it."""
 
 EARLY_S = 2.0
 """Seconds since the first call after which steps are compared while something is being learnt."""
@@ -38,7 +39,7 @@ class Chooses(Protocol):
 
     @property
     def chooser(self) -> Any:
-        """Counts the choices, and has the pace of learning."""
+        """Counts the choices, and has the pace of learning and the survey."""
 
 
 class Patience:
@@ -60,6 +61,7 @@ class Patience:
     def __init__(self, session: Chooses) -> None:
         self._session, self.began, self.poll = session, -math.inf, -math.inf
         self._made, self._since = -1, 0.0
+        self._signs, self._heard = (-1, -1), 0.0
         self._pause, self._until = HELD_S, -math.inf
 
     @property
@@ -73,14 +75,17 @@ class Patience:
         if now < self.poll:
             return False
         self.poll = now + POLL_S
-        if (made := self._session.chooser.made) != self._made:
-            self._made, self._since = made, now
+        chooser = self._session.chooser
+        if chooser.made != self._made:
+            self._made, self._since = chooser.made, now
+        if (signs := (chooser.made, chooser.survey.open)) != self._signs:
+            self._signs, self._heard = signs, now
         return True
 
     def over(self, now: float, capture_is_due: Callable[[], bool]) -> bool:
         """Return whether steps may be compared, as of the last look."""
         waited, learning = now - self._since, self._session.learning
-        if waited >= PATIENCE_S:
+        if now - self._heard >= PATIENCE_S:
             return True
         if now - self.began < EARLY_S if learning else waited < SETTLED_S:
             return False

@@ -177,7 +177,8 @@ def test_modules_are_looked_at_rarely(learnt: Any, monkeypatch: pytest.MonkeyPat
 
 def waiting(learning: bool) -> tuple[Patience, list[float], Any]:
     held: list[float] = []
-    chooser = SimpleNamespace(made=0, learner=SimpleNamespace(pace=SimpleNamespace(hold=held.append)))
+    pace, survey = SimpleNamespace(hold=held.append), SimpleNamespace(open=0)
+    chooser = SimpleNamespace(made=0, learner=SimpleNamespace(pace=pace), survey=survey)
     found: Any = SimpleNamespace(learning=learning, chooser=chooser)
     return Patience(found), held, found
 
@@ -220,6 +221,19 @@ def test_new_choices_are_waited_for_only_where_nothing_is_learnt() -> None:
             seen.append(found.over(now, lambda: False))
         assert seen == expected
         assert not found.look(patience.EARLY_S), "the choices are looked at a few times a second"
+
+
+def test_a_capture_is_waited_for_while_its_problems_are_measured() -> None:
+    """Plain steps instead of a cell's would be captured, and their problems measured too."""
+    found, _, session = waiting(learning=False)
+    session.chooser.survey.open = 100
+    for now in range(0, 90, 10):
+        session.chooser.survey.open -= 1
+        assert found.look(float(now))
+        assert not found.over(float(now), lambda: True), now
+    for now in range(90, 120, 10):
+        found.look(float(now))
+    assert found.over(80.0 + patience.PATIENCE_S, lambda: True), "no answer comes any more"
 
 
 def test_steps_with_modules_that_were_given_back_wait_for_their_share(make: Make, session: Session) -> None:
