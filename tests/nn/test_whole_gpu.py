@@ -13,6 +13,12 @@ from tests.nn.test_whole import Net
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def _kept(monkeypatch):
+    """A replay is kept whatever it gains: steps of a small model beside other tests take any time."""
+    monkeypatch.setattr(whole.ModelWhole, "least", 0.0)
+
+
 def step(model, x, seed):
     """Return the next random number after a step, its result and its gradients."""
     torch.manual_seed(seed)

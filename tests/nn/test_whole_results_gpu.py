@@ -7,10 +7,17 @@ import torch
 
 import nxcore
 from nxcore.nn.renewal import faster
+from nxcore.nn.whole import ModelWhole
 from tests.nn.tape import MET, part
 from tests.nn.test_whole_results import HOWS, Net, agree, first, tensors
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _kept(monkeypatch):
+    """A replay is kept whatever it gains: steps of a small model beside other tests take any time."""
+    monkeypatch.setattr(ModelWhole, "least", 0.0)
 
 
 def two(how):
