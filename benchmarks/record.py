@@ -45,7 +45,7 @@ def main() -> int:
     os.environ["NXCORE_CACHE"] = str(given.output.resolve())  # before the first session reads it
 
     from nxcore import session
-    from nxcore.cli import measured, tune
+    from nxcore.cli import interruption, measured, tune
     from nxcore.offline import ahead, order
     from nxcore.spec.device import available, describe
     from nxcore.store import transfer
@@ -72,7 +72,7 @@ def main() -> int:
         transfer.write(file, document)
         print(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
     measured.tune(found)
-    return tune.INTERRUPTED if found["stopped"] == "interrupted" else 0
+    return interruption.STATUS if found["stopped"] == "interrupted" else 0
 
 
 if __name__ == "__main__":

@@ -111,4 +111,4 @@ def main() -> None:
             # An import that was interrupted leaves half a module, and what reads that fails.
             if not interruption.is_lost():
                 raise
-            sys.exit(tune.INTERRUPTED)
+            sys.exit(interruption.STATUS)

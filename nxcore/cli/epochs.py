@@ -37,13 +37,8 @@ def watching(
     A row raises an interruption that was lost.
     """
     interruption.raise_lost()
-    with _shown(history, decided, quiet) as show:
-
-        def take(row: Row) -> None:
-            interruption.raise_lost()
-            show(row)
-
-        yield take
+    with _shown(history, decided, quiet) as take:
+        yield interruption.checked(take)
 
 
 @contextlib.contextmanager

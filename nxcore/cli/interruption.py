@@ -10,8 +10,13 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec
+
+STATUS = 130
+"""The exit status of a command that was interrupted, as shells have it."""
+
+P = ParamSpec("P")
 
 _interrupted = threading.Event()
 
@@ -41,6 +46,16 @@ def raise_lost() -> None:
     if is_lost():
         _interrupted.clear()
         raise KeyboardInterrupt
+
+
+def checked(step: Callable[P, None]) -> Callable[P, None]:
+    """Return ``step`` as a function that raises a lost interruption before it."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        raise_lost()
+        step(*args, **kwargs)
+
+    return call
 
 
 def _note(*_: Any) -> None:

@@ -79,13 +79,8 @@ def progress(
     A step raises an interruption that was lost; so does the beginning of the block.
     """
     interruption.raise_lost()
-    with _shown(title, quiet, every) as show:
-
-        def advance(what: str, done: int, total: int) -> None:
-            interruption.raise_lost()
-            show(what, done, total)
-
-        yield advance
+    with _shown(title, quiet, every) as advance:
+        yield interruption.checked(advance)
 
 
 @contextlib.contextmanager

@@ -44,13 +44,8 @@ def watching(total: int, *, quiet: bool = False) -> Iterator[Watched]:
     A cell's beginning raises an interruption that was lost.
     """
     interruption.raise_lost()
-    with _shown(total, quiet) as (show, take):
-
-        def advance(what: str, done: int, total: int) -> None:
-            interruption.raise_lost()
-            show(what, done, total)
-
-        yield advance, take
+    with _shown(total, quiet) as (advance, take):
+        yield interruption.checked(advance), take
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nxcore.cli import interruption
+
 if TYPE_CHECKING:
     import torch
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from nxcore.nas.data import Data
 
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
-INTERRUPTED = 130
 USUAL: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": []}
 """The options of a new search that aren't the preset's."""
 SHARE = 0.25
@@ -334,4 +335,4 @@ def command(
     if interrupted:
         on = f"continue with nxcore search --resume {folder}" if trainer.history else "no epoch has ended yet"
         render.error(f"interrupted: {on}")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(interruption.STATUS)

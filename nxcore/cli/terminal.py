@@ -101,9 +101,8 @@ def _print_rows(screen: Console, shown: Table) -> None:
     if shown.title:
         screen.print(shown.title)
     columns = [(str(column.header), list(column.cells)) for column in shown.columns]
-    named = (
-        next(n for n, (header, _) in enumerate(columns) if header) + 1
-    )  # a first column may have no header
+    # A first column may have no header: a sign before the name.
+    named = next(n for n, (header, _) in enumerate(columns, 1) if header)
     for row in range(shown.row_count):
         screen.print(*(cells[row] for _, cells in columns[:named]))
         block = Table.grid(padding=(0, 2, 0, 0))

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nxcore.cli import interruption
 from nxcore.cli import tiles as sweep
 from nxcore.spec import tally
 
 if TYPE_CHECKING:
     from nxcore.measure.race import Effort
     from nxcore.offline.ahead import Cell
-
-INTERRUPTED = 130
 
 EVERY_S = 10.0
 """Seconds between two lines of progress, where it isn't a bar."""
@@ -146,7 +145,7 @@ def command(
     if rank == 0:
         render.json(found) if json else measured.tune(found)
     if found["stopped"] == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(interruption.STATUS)
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import functools
 import json
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -208,11 +208,8 @@ class TestEmulator:
             for _ in range(20):
                 launch("reverse", (256,), x, out.fill_(0), shared=1024)
 
-        threads = [threading.Thread(target=work, args=(out,)) for out in outs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, outs))
         assert all(torch.equal(out, x.flip(0)) for out in outs)
 
 

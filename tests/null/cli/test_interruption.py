@@ -108,7 +108,7 @@ def test_what_fails_after_an_interruption_is_no_traceback(monkeypatch, interrupt
     with pytest.raises(SystemExit if interrupted else ImportError) as raised:
         cli.main()
     if interrupted:
-        assert raised.value.code == tune.INTERRUPTED
+        assert raised.value.code == interruption.STATUS
 
 
 def test_torchs_import_ends_before_an_interruption_is_raised_unless_there_is_a_second(monkeypatch):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import resource
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -112,20 +112,14 @@ def test_an_undefined_gradient_gives_undefined_ones(path):
 def test_threads_share_a_plan(path):
     op, xs, w = joined()
     want = torch.autograd.grad(op(xs, w).sum(), [*xs, w])
-    wrong = []
 
-    def work():
+    def work(_):
         for _ in range(200):
             got = torch.autograd.grad(op(xs, w).sum(), [*xs, w])
-            if not all(map(torch.equal, got, want)):
-                wrong.append(got)
+            assert all(map(torch.equal, got, want))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 @COMPILED

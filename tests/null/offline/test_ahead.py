@@ -20,8 +20,7 @@ from nxcore.choose.process import Answer
 from nxcore.choose.prune import Pruner
 from nxcore.choose.shortlist import Shortlist
 from nxcore.choose.tuner import Tuner
-from nxcore.cli import app, tune
-from nxcore.cli.tune import INTERRUPTED
+from nxcore.cli import app, interruption, tune
 from nxcore.errors import InvalidInputError, UnknownOperatorError
 from nxcore.measure import race as racing
 from nxcore.measure.decision import Decision
@@ -305,7 +304,7 @@ def test_a_spent_budget_leaves_the_rest_and_says_so(machine):
 def test_who_is_interrupted_goes_on_where_it_ended(machine):
     machine.process()
     machine.interrupted = 1
-    text = machine.tune(*SMALL, status=INTERRUPTED)
+    text = machine.tune(*SMALL, status=interruption.STATUS)
     assert "1 measured, 1 left (interrupted)" in text
     machine.interrupted = None
     machine.process()
@@ -313,7 +312,7 @@ def test_who_is_interrupted_goes_on_where_it_ended(machine):
 
 
 def test_an_interruption_has_the_status_of_one():
-    assert INTERRUPTED == 128 + signal.SIGINT
+    assert interruption.STATUS == 128 + signal.SIGINT
 
 
 def test_the_table_shows_problem_choice_ratio_and_what_was(machine):
