@@ -9,7 +9,6 @@ record has the minimum of each and the median of the pairs' ratios. Inputs are w
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pointwise import CHAINS
 
 import nxcore
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 ELEMENTS = 400_000
 """The elements of one timing: calls of fewer are repeated."""
@@ -64,7 +64,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [paired(text, elements, given.seconds) for text in CHAINS for elements in given.elements]
     head = {"device": describe(torch.device("cpu")).name, "torch": str(torch.__version__), "threads": 1}
-    print(json.dumps({**head, "rows": rows}, indent=1))
+    print(encoded({**head, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

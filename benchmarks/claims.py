@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import os
 import re
 import statistics
@@ -26,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from nxcore.store.encoding import encoded
 
 if __name__ == "__main__":  # before the session is made; a block of this policy costs each call a little more
     os.environ.setdefault("NXCORE_POLICY", "measure")
@@ -305,7 +306,7 @@ def main() -> None:
 
     def write() -> None:
         if args.output:
-            args.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            args.output.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
 
     end = time.monotonic() + args.seconds
     for claims in (softmax_sums, pointwise_and_sums, functools.partial(mixed, args.only)):

@@ -39,6 +39,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
+from nxcore.store.encoding import encoded
+
 FULL, NEAR = 1.25, 1.1
 """The largest time of a step at full speed, relative to the median of the last ones, and to their mean."""
 
@@ -146,7 +148,7 @@ def others(folder: Path) -> Path:
     for path in transfer.SHIPPED.glob("cuda-*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
         left = [e for e in record["environments"] if e["facts"]["name"] != torch.cuda.get_device_name()]
-        (folder / path.name).write_text(json.dumps(record | {"environments": left}), encoding="utf-8")
+        (folder / path.name).write_text(encoded(record | {"environments": left}), encoding="utf-8")
     return folder
 
 
@@ -361,7 +363,7 @@ def main() -> int:
 
     def told() -> None:
         more = {"stacks": stacks.table(), "kernels": by_toolkit()} if given.stacks else {}
-        print(json.dumps(found(steps, plain) | imported | collections.told() | more, indent=1), flush=True)
+        print(encoded(found(steps, plain) | imported | collections.told() | more, indent=1), flush=True)
 
     def late() -> None:
         told()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import platform
 import statistics
 import time
@@ -27,6 +26,7 @@ from torch.nn import functional
 
 import nxcore
 from nxcore.plugin import Problem
+from nxcore.store.encoding import encoded
 
 SPEC, BACKWARD = (nxcore.op(name).spec for name in ("conv2d", "conv2d_backward"))
 CASES = tuple((side, k) for side in (32, 64, 128) for k in (3, 5, 7))
@@ -294,7 +294,7 @@ def main() -> None:
         records.append(measure(side, k, case, given.repeats, calls))
         print(line(records[-1]), f"| {time.perf_counter() - begun:.0f} s", flush=True)
         if given.json:
-            given.json.write_text(json.dumps({**about, "cases": records}, indent=1) + "\n")
+            given.json.write_text(encoded({**about, "cases": records}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as backward
 
 import nxcore
 from nxcore.plugin import Problem
+from nxcore.store.encoding import encoded
 from nxcore.trust.truth import agreement
 
 OP = "foreach_sep_conv2d_batch_norm"
@@ -215,7 +215,7 @@ def main() -> None:
             rows.append(row_of(group, op, call, given.repeats, 4 if given.tiny else None))
             print(line(rows[-1]), flush=True)
             # Written at once: a run that is ended keeps its rows.
-            given.output.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+            given.output.write_text(encoded({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import functools
 import importlib
-import json
 import platform
 import statistics
 import sys
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from nxcore.store.encoding import encoded
 
 CALLS, ROUNDS, WARM = 200, 51, 5
 PACKAGES = (
@@ -333,7 +334,7 @@ def main() -> int:
         return 1
     about, found = head(), list(rows(options.elements))
     if options.json:
-        print(json.dumps(about | {"elements": options.elements, "rows": found}))
+        print(encoded(about | {"elements": options.elements, "rows": found}))
         return 0
     print(f"{about['device']}, Python {about['python']}, {about['packages']}")
     for row in found:

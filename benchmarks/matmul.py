@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import platform
 import re
@@ -35,6 +34,7 @@ from torch import Tensor
 
 from nxcore.plugin import Product, TensorMeta
 from nxcore.spec.precision import SHARE
+from nxcore.store.encoding import encoded
 from nxcore.trust.truth import ACCUMULATOR
 
 FLUSH = 512 << 20  # bytes that are overwritten before a call, while the host prepares it
@@ -342,9 +342,7 @@ def main() -> None:
             "special": None if given.brief else wrong,
             "least_us": shortest,
         }
-        given.json.write_text(
-            json.dumps({**about, "cases": records, "sustained": sustained}, indent=1) + "\n"
-        )
+        given.json.write_text(encoded({**about, "cases": records, "sustained": sustained}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ nxcore-numba has no kernel for ``matmul``. Prints a line for each size, writes a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -21,6 +20,8 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+
+from nxcore.store.encoding import encoded
 
 SIZES = (512, 1024)
 
@@ -84,7 +85,7 @@ def main() -> None:
         about = {"torch": torch.__version__, "numba": numba.__version__, "python": platform.python_version()}
         load = os.getloadavg()[0]
         record = {**about, "threads": threads, "load": load, "repeats": given.repeats, "cases": cases}
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
+        given.json.write_text(encoded(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ more than the margin longer than torch: 2%, or twice what torch differs from its
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from matmul import FLUSH, Call
 from products import CASES, Case
 
 import nxcore
+from nxcore.store.encoding import encoded
 
 MARGIN = 0.02
 CALLS = 40  # of a block of calls one after the other
@@ -131,7 +131,7 @@ def main() -> None:
     print(f"calls one after the other: {len(in_rows)}: {', '.join(in_rows)}")
     if given.json:
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "repeats": given.repeats}
-        given.json.write_text(json.dumps({**about, "cases": rows}, indent=1) + "\n")
+        given.json.write_text(encoded({**about, "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from nxcore.store.encoding import encoded
 
 if __name__ == "__main__":
     os.environ.setdefault("NXCORE_POLICY", "measure")
@@ -138,7 +139,7 @@ def main() -> None:
                 flush=True,
             )
         if given.output:
-            given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            given.output.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import platform
 import tempfile
@@ -26,6 +25,8 @@ import numpy as np
 import torch
 from matmul import cold, least, warm
 from nxcore_cuda.machine.compile import compiled
+
+from nxcore.store.encoding import encoded
 
 WARP, SCHEDULERS = 32, 4
 RUN = 16  # terms of a turn, as in the source
@@ -186,7 +187,7 @@ def main() -> None:
             "least_us": shortest,
             "kinds": {kind.name: asdict(kind) for kind in KINDS},
         }
-        given.json.write_text(json.dumps({**about, "rows": rows, "sustained": sustained}, indent=1) + "\n")
+        given.json.write_text(encoded({**about, "rows": rows, "sustained": sustained}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ On the emulator, ``--tiny`` runs small cases to show that the script works; its 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -34,6 +33,7 @@ from nxcore_cuda import batch_norm, batch_norm_sum, channel
 
 import nxcore
 from nxcore.plugin import Problem
+from nxcore.store.encoding import encoded
 from nxcore.trust.truth import Truth, agreement
 
 SUM, NORM, GROUP = "batch_norm_sum", "batch_norm", "foreach_sep_conv2d_batch_norm"
@@ -268,7 +268,7 @@ def main() -> None:
         rows.append(row_of(case, device, given.chosen, given.repeats))
         print(line(rows[-1]), flush=True)
         # Written at once: a run that is ended keeps its rows.
-        given.output.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        given.output.write_text(encoded({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ without it, all kernels must be verified. ``--torch`` omits the plugins: only to
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import random
 import statistics
@@ -30,6 +29,7 @@ from nxcore.registry.registry import Registry
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import tensors_of
+from nxcore.store.encoding import encoded
 
 BUDGET = 0.05
 ENOUGH_S, ROUNDS = 3.0, 9
@@ -196,7 +196,7 @@ def main() -> int:
     worst = 0.0
     for case in (c for c in CASES if c.startswith(options.case)):
         row = measured(case, options.calls, registry, options.cache)
-        line = json.dumps(asdict(row) | machine)
+        line = encoded(asdict(row) | machine)
         print(line if options.json else row, flush=True)
         if options.output:
             with options.output.open("a", encoding="utf-8") as stream:

@@ -10,7 +10,6 @@ calls in a row that are waited for at the end.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import nxcore
+from nxcore.store.encoding import encoded
 
 ROUND_S = 0.02
 Call = Callable[..., Tensor]
@@ -119,7 +119,7 @@ def main() -> None:
         print(line(rows[-1]), flush=True)
     print(nxcore.status())
     if given.json:
-        given.json.write_text(json.dumps(rows), encoding="utf-8")
+        given.json.write_text(encoded(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ for a profiler. On the emulator, ``--tiny`` shows that the script works.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from nxcore_cuda.strided_planes_forward import Lines
 
 import nxcore
 from nxcore.plugin import Problem
+from nxcore.store.encoding import encoded
 from nxcore.trust.truth import agreement
 
 FORWARD, SINGLE = "sep_conv2d", "sep_conv2d_backward"
@@ -272,7 +272,7 @@ def main() -> None:
         rows.append(row_of(make(), given.repeats))
         print(line(rows[-1]), flush=True)
         if given.output:
-            text = json.dumps({**about, "rows": rows}, indent=1)
+            text = encoded({**about, "rows": rows}, indent=1)
             given.output.write_text(text + "\n", encoding="utf-8")
     return None
 

@@ -13,7 +13,6 @@ On the emulator, ``--tiny`` shows that the script works.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from nxcore_cuda import points, pointwise_conv2d, pointwise_conv2d_backward
 
 import nxcore
 from nxcore.plugin import Problem
+from nxcore.store.encoding import encoded
 from nxcore.trust.truth import Truth, agreement
 
 OP = "pointwise_conv2d"
@@ -198,7 +198,7 @@ def main() -> None:
         rows.append(row_of(case, given.repeats, given.most))
         print(line(rows[-1]), flush=True)
         if given.output:
-            given.output.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+            given.output.write_text(encoded({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     for part in PARTS:
         some = [row for row in rows if row["part"] == part and row["chosen"] in row["us"]]
         each = [

@@ -11,7 +11,6 @@ gradients out.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from nxcore.measure.ceilings import ceilings
 from nxcore.measure.cold import rotating, rotation
 from nxcore.measure.race import Effort, race
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 EFFORT = Effort(looks=(20,), warm_s=0.05, budget_s=1.0)
 
@@ -135,9 +135,7 @@ def main() -> None:
             for elements in given.elements
             for dtype in given.dtypes
         ]
-    print(
-        json.dumps({"device": describe(device).name, "torch": str(torch.__version__), "rows": rows}, indent=1)
-    )
+    print(encoded({"device": describe(device).name, "torch": str(torch.__version__), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

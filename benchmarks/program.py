@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from nxcore.choose.learn.exploration import exploration
+from nxcore.store.encoding import encoded
 
 SECONDS, LOSS = 30.0, 0.03
 ON_DISK_S, COMPILED_S = 5.0, 15.0
@@ -191,7 +192,7 @@ def main() -> int:
             if options.prepare
             else run(options.seconds, threads=options.threads, with_nxcore=not options.torch)
         )
-        print(json.dumps(asdict(found)))
+        print(encoded(asdict(found)))
         return 0
     most = COMPILED_S if options.compile else ON_DISK_S
     made = pairs(options.pairs, options.seconds, threads=options.threads, compiling=options.compile)

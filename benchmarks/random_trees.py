@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from nxcore.spec.device import available, describe
+from nxcore.store.encoding import encoded
 
 ROOT = Path(__file__).parent.parent
 TREES = ("cuda=11000", "triton=4200", "cupy=3000", "numba-cuda=400", "torch=1300", "inductor=100")
@@ -56,7 +57,7 @@ def run(wanted: dict[str, int], number: int, count: int, device: torch.device, p
                 row |= {"agreed": agreed, "ill": ill, "failed": failed}
             except Exception as error:  # noqa: BLE001  the others go on
                 row |= {"error": f"{printer}, trees {seeds.start} to {seeds.stop - 1}: {error!r}"[:2000]}
-            lines.write(json.dumps(row) + "\n")
+            lines.write(encoded(row) + "\n")
             lines.flush()
 
 

@@ -11,7 +11,6 @@ recorded and isn't counted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from dataclasses import replace
@@ -22,6 +21,7 @@ from torch import distributed
 
 from nxcore import nas
 from nxcore.nas.data import Data, Split
+from nxcore.store.encoding import encoded
 
 
 def noise(images: int, side: int, device: torch.device) -> Data:
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
             "settled_ms": settled,
             "images_per_s": batch / settled * 1e3,
         }
-        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        given.output.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
         told = ", ".join(f"{m:.2f}" for m in ms)
         print(f"{world} ranks: {told} ms a pass by epochs, {settled:.2f} settled")
 

@@ -11,7 +11,6 @@ operator, and a line a cell of the fastest tiles.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from nxcore.offline.tiles import swept
 from nxcore.session import default
 from nxcore.spec.device import available, describe
 from nxcore.spec.sample import Sample, rand
+from nxcore.store.encoding import encoded
 
 EFFORT = Effort(looks=(12,), warm_s=0.02, budget_s=0.3)
 SWEEP = Effort(looks=(12,), warm_s=0.02, budget_s=2.5)
@@ -136,7 +136,7 @@ def main() -> None:
             break
         found.append(measure(bench, cell))  # written at once: a run that is ended keeps its rows
         record = head | {"rows": rows} | ({"sweeps": sweeps} if swept_cells else {})
-        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        given.output.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
     for op, dtype in dict.fromkeys((r["op"], r["dtype"]) for r in rows):
         of = [r for r in rows if (r["op"], r["dtype"]) == (op, dtype)]
         print(f"{op} {dtype}: {' '.join(map(brief, of))}")

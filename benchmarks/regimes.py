@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from nxcore.measure.race import Effort
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 CALLS, ROUNDS = 200, 15
 EFFORT = Effort(looks=(12, 20, 40), warm_s=0.15, budget_s=10.0)
@@ -69,7 +69,7 @@ def main() -> None:
     print(f"{len(differ)} of {len(rows)} problems have two winners")
     if output:
         facts = describe("cuda").to_dict() | {"torch": str(torch.__version__)}
-        output.write_text(json.dumps({"device": facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        output.write_text(encoded({"device": facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def _row(session: Session, name: str, op: str, args: tuple[Any, ...]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from nxcore.offline import audit
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.device import available, describe
+from nxcore.store.encoding import encoded
 
 LEARN = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=1.0)
 JUDGE = Effort(looks=(20,), warm_s=0.05, budget_s=1.0)
@@ -79,7 +80,7 @@ def main() -> int:
             kept = {"sample": f"{family.op} {sample.name}", "row": asdict(row) if row else None}
             rows.append(kept)
             with lines.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(kept) + "\n")
+                stream.write(encoded(kept) + "\n")
             print(_line(row) if row else f"{kept['sample']}: torch alone", flush=True)
     found = [audit.Row(**r["row"]) for r in rows if r["row"]]
     table = audit.summary(found)
@@ -91,7 +92,7 @@ def main() -> int:
         "summary": table,
         "rows": [asdict(r) for r in found],
     }
-    given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    given.output.write_text(encoded(document, indent=1) + "\n", encoding="utf-8")
     report(table)
     if left:
         print(f"{left} problems are left: run it again")

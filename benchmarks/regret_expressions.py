@@ -32,6 +32,7 @@ from nxcore.measure.race import Effort
 from nxcore.offline import audit
 from nxcore.session import Session, default
 from nxcore.spec.device import available, describe
+from nxcore.store.encoding import encoded
 from nxcore.store.pages import RACES
 
 COUNT, LEARNT, HELD = 20, 8, 3
@@ -151,7 +152,7 @@ def record(path: Path, device: torch.device, policy: str, rows: list[dict[str, A
         "summary": audit.summary(found)[-1] if found else None,
         "rows": rows,
     }
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path.write_text(encoded(document, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:

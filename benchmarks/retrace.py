@@ -33,6 +33,8 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nxcore.store.encoding import encoded
+
 ROOT = Path(__file__).parents[1]
 TRACED = ("torch", "cuda", "cuda-fp32x", "triton", "triton-fp32x", "triton-fp32x-parts", "numba-cuda")
 H200 = (9, 0)
@@ -198,7 +200,7 @@ def traced(files, compiled=()):
                     with torch.no_grad(), current[0]:
                         kernels[like][1].plan(problem)(*args)
                     lines = [installed().closure([t]).digest for t in compiled_by(backend, kernel)]
-                    lines = json.dumps([lines, current[0].lines], default=list)
+                    lines = encoded([lines, current[0].lines], default=list)
                     of[make] = identity, hashlib.sha256(lines.encode()).hexdigest()
                 found[Path(file).name].append(of)
     return found
@@ -242,7 +244,7 @@ def main():
     asked = parser.parse_args()
     if asked.trace:
         out, *files = asked.trace
-        Path(out).write_text(json.dumps(traced(files, asked.compiled)))
+        Path(out).write_text(encoded(traced(files, asked.compiled)))
         return
     if not asked.commit:
         parser.error("name the commit at which the shipped files were valid")

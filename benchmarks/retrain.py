@@ -35,6 +35,7 @@ from nxcore.nas.checkpoint import CHECKPOINT
 from nxcore.nas.genotype import drawn
 from nxcore.nas.metrics import Tally
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 SMALLER: dict[str, Any] = {
     "retrain_C": 24,
@@ -93,7 +94,7 @@ def trained(trainer: Trainer, given: argparse.Namespace, record: dict[str, Any],
     """Train, print a line for each epoch, and write the record after each."""
     for row in trainer.run(given.folder):
         record["epochs"] = [{k: r[k] for k in FIGURES if k in r} for r in trainer.history]
-        (given.folder / "retrain.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (given.folder / "retrain.json").write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
         known = f"{row['held_out_accuracy']:.4f}" if "held_out_accuracy" in row else ""
         print(
             f"{given.genotype} {row['epoch']:4d}/{row['epochs']} {row['seconds']:7.2f} s  "
@@ -231,7 +232,7 @@ def timed(trainer: Trainer, given: argparse.Namespace) -> None:
         took = ", ".join(f"{t:.2f}" for t in row["evaluate_s"])
         print(f"C {preset.retrain_C}, autocast {preset.retrain_autocast}: {row['step_ms']:.2f} ms; {shown}")
         print(f"  first {row['first_s']:.1f} s, evaluate {took} s, epoch {row['epoch_s']:.2f} s", flush=True)
-        (given.folder / "parts.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        (given.folder / "parts.json").write_text(encoded(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:

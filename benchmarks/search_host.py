@@ -17,7 +17,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -33,6 +32,7 @@ import nxcore
 from nxcore import nas
 from nxcore.nas import whole
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import search_step
@@ -190,7 +190,7 @@ def main() -> None:
 
     def keep() -> None:
         if given.output:
-            given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            given.output.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
 
     with nxcore.policy(given.policy):
         for way in given.networks:

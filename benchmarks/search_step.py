@@ -20,7 +20,6 @@ import argparse
 import copy
 import functools
 import gc
-import json
 import statistics
 import sys
 import time
@@ -37,6 +36,7 @@ from torch.nn.functional import cross_entropy
 import nxcore
 from nxcore import nas
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package
@@ -258,7 +258,7 @@ def main() -> None:
 
     def keep() -> None:
         if given.output:
-            given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            given.output.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
 
     names = dict.fromkeys(["plain", *given.networks])
     if not given.no_errors:

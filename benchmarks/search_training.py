@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch.nn.functional import cross_entropy
 import nxcore
 from nxcore import nas
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     record["trained"] = compared(given, device)
     if given.output:
-        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        given.output.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

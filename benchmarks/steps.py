@@ -46,6 +46,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nxcore.store.encoding import encoded
+
 sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import models  # plain networks, which are no part of the package
 from tests.nas import darts
@@ -211,7 +213,7 @@ def plain_of(how: How) -> tuple[nn.Module, Tensor, float]:
 def problems(document: dict[str, Any]) -> list[str]:
     """Return what a process has measured: each problem and the kernel that was chosen."""
     found = [(e["page"]["decision"], e["key"]) for part in document["environments"] for e in part["entries"]]
-    return [f"{made['chosen']}: {json.dumps(of, sort_keys=True)}" for made, of in found]
+    return [f"{made['chosen']}: {encoded(of, sort_keys=True)}" for made, of in found]
 
 
 def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> None:
@@ -231,7 +233,7 @@ def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> 
         if line.strip() == "explain":
             measured = problems(transfer.exported(session.default().wisdom.store))  # explain measures none
             with torch.autocast(x.device.type, torch.bfloat16, enabled=how.half):
-                print(json.dumps([str(nxcore.explain(model, x)), *measured]), flush=True)
+                print(encoded([str(nxcore.explain(model, x)), *measured]), flush=True)
             continue
         if float(line) == 0:  # the first: what precedes it counts too
             began = time.perf_counter()
@@ -243,7 +245,7 @@ def serve(how: How, folder: Path | None = None, shipped: Path | None = None) -> 
             found = turn(model, x, how, float(line), FEWEST)
         # The report ends a block: no step holds the pause.
         row = asdict(found) | {"report": watching.report(model), "tally": asdict(tally())}
-        print(json.dumps(row), flush=True)
+        print(encoded(row), flush=True)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{how.name}{'-half' * how.half}{'-eval' * how.evaluation}.json"
@@ -393,7 +395,7 @@ def main() -> None:
             rows = [(at, asdict(p), asdict(o)) for at, p, o in found]
             row = asdict(how) | {"device": device(), "turns": rows, "explain": shown}
             with given.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(encoded(row) + "\n")
 
 
 if __name__ == "__main__":

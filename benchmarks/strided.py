@@ -17,7 +17,6 @@ that the script works.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +35,7 @@ from planes import FORWARD, MODULES, SINGLE, WINDOWS, Case, line, plan, row_of
 
 import nxcore
 from nxcore.plugin import Problem
+from nxcore.store.encoding import encoded
 
 SHAPES = tuple(strided_planes.TILES)
 TURNS = (1, 2)
@@ -150,7 +150,7 @@ def main() -> None:
         rows.append(row_of(make(), given.repeats))
         print(line(rows[-1]), flush=True)
         if given.output:
-            text = json.dumps({**about, "rows": rows}, indent=1)
+            text = encoded({**about, "rows": rows}, indent=1)
             given.output.write_text(text + "\n", encoding="utf-8")
     return None
 

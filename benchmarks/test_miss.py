@@ -26,6 +26,7 @@ from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import tensors_of
+from nxcore.store.encoding import encoded
 
 REFERENCE_KEY_US = 0.34
 LIMIT_US, TENSORS, MORE_US = 300.0, 3, 35.0
@@ -64,7 +65,7 @@ def _let(label: str, folder: Path) -> None:
     for path in folder.glob("v1/*/entries/*.json"):
         page = json.loads(path.read_text())
         page["value"]["decision"] |= {"chosen": label, "rule": "measured"}
-        path.write_text(json.dumps(page))
+        path.write_text(encoded(page))
 
 
 @pytest.fixture(autouse=True)

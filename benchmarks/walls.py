@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nxcore.store.encoding import encoded
+
 os.environ.setdefault("NXCORE_POLICY", "estimate")  # nothing is measured beside this
 
 import torch
@@ -141,7 +143,7 @@ def device_us(run: Callable[[], None]) -> float:
 def compared(line: Mapping[str, Any], device: str = "cuda") -> dict[str, Any] | None:
     """Return the row of a problem; None for a half without a gradient, or of another type."""
     spec = differentiable(line["op"])
-    if spec is None or "bfloat16" not in json.dumps(line):
+    if spec is None or "bfloat16" not in encoded(line):
         return None
     half = problems.described(default().registry.spec(line["op"]), line)
     half = problems.moved(half, torch.device(device))
@@ -250,7 +252,7 @@ def main() -> None:
                 flush=True,
             )
             if given.output:
-                given.output.write_text(json.dumps(record) + "\n", encoding="utf-8")
+                given.output.write_text(encoded(record) + "\n", encoding="utf-8")
         for said in summary(rows):
             print(f"{model}: {said}", flush=True)
 

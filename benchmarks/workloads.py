@@ -31,6 +31,7 @@ import nxcore
 from nxcore import nas
 from nxcore.errors import InvalidInputError
 from nxcore.nn.served import Served
+from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package
@@ -138,7 +139,7 @@ def recorded(name: str, device: str = "cpu", kinds: Sequence[Kind] = KINDS) -> I
                 line = json.loads(text)
                 line = rebatched(line, batch) if device == "cpu" else line
                 count = line.pop("count")
-                counts[json.dumps(line, sort_keys=True)] += count
+                counts[encoded(line, sort_keys=True)] += count
     for text, count in counts.most_common():
         yield json.loads(text) | {"count": count}
 
@@ -165,7 +166,7 @@ def main() -> None:
     given = parser.parse_args()
     given.output.mkdir(exist_ok=True)
     for name in given.names:
-        lines = [json.dumps(line, sort_keys=True) for line in recorded(name, given.device)]
+        lines = [encoded(line, sort_keys=True) for line in recorded(name, given.device)]
         (given.output / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{name}: {len(lines)} problems")
 

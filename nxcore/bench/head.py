@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import json
 import os
 import platform
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from nxcore.measure.race import Effort
 from nxcore.registry.discovery import CORE
 from nxcore.registry.registry import Registry
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 from nxcore.trust import fingerprint
 
 METHOD = "cold: one rotation of inputs over 5 x last-level cache for all; median of interleaved blocks"
@@ -56,7 +56,7 @@ def head(registry: Registry, device: torch.device, effort: Effort, filters: dict
         "sources": _sources(registry),
     }
     same.update(asked=filters)
-    text = json.dumps(same, sort_keys=True, default=str)
+    text = encoded(same, sort_keys=True, default=str)
     return {
         "record": "head",
         **same,

@@ -10,6 +10,7 @@ from typing import Any
 
 from nxcore.bench.row import Row
 from nxcore.errors import InvalidInputError
+from nxcore.store.encoding import encoded
 
 Key = tuple[str, str, str]
 
@@ -91,7 +92,7 @@ class RecordWriter:
         self._append([row.to_dict() for row in measured])
 
     def _append(self, entries: Sequence[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(entry, default=str) + "\n" for entry in entries)
+        text = "".join(encoded(entry, default=str) + "\n" for entry in entries)
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(text)
 

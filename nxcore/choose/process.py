@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from nxcore.spec import tally
+from nxcore.store.encoding import encoded
 
 LAST_LINES = 3
 """The lines of its standard error that are quoted where a worker fails."""
@@ -102,7 +103,7 @@ class Process:
     def say(self, what: Mapping[str, Any] | str) -> None:
         """Send it a task, or a word."""
         with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, which its answers will tell
-            self._tasks.write(json.dumps(what).encode() + b"\n")
+            self._tasks.write(encoded(what).encode() + b"\n")
 
     def read(self, heard: Heard) -> None:
         """Read what it answered or said, or that it has ended."""

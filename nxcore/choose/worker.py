@@ -39,6 +39,7 @@ from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import seconds, tally
 from nxcore.store import transfer
+from nxcore.store.encoding import encoded
 from nxcore.store.files import Store
 from nxcore.store.problems import arguments, described, moved
 from nxcore.store.wisdom import Wisdom
@@ -199,7 +200,7 @@ def main() -> int:
         gate.quarantine.work_for(os.getppid())
         tuner = Tuner(registry, gate, workers=workers.of(settings, "nxcore.choose.worker"))
         tasks, surveyor = queue.SimpleQueue[Any](), Surveyor(tuner)
-        turn = Turn(lambda word: answers.write(json.dumps(word) + "\n"))
+        turn = Turn(lambda word: answers.write(encoded(word) + "\n"))
 
         def read() -> None:
             for line in sys.stdin:
@@ -212,7 +213,7 @@ def main() -> int:
 
         threading.Thread(target=read, daemon=True).start()
         while True:
-            answers.write(json.dumps(_answered(tasks.get(), tuner, surveyor, turn)) + "\n")
+            answers.write(encoded(_answered(tasks.get(), tuner, surveyor, turn)) + "\n")
 
 
 if __name__ == "__main__":

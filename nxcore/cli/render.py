@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json as _json
 import math
 import sys
 import time
@@ -15,6 +14,7 @@ from rich.markup import escape
 
 from nxcore.cli import interruption, terminal
 from nxcore.measure.timing import duration
+from nxcore.store.encoding import encoded
 
 VERDICT = {
     "verified": "green",
@@ -56,7 +56,7 @@ def warning(text: str) -> None:
 
 def dumps(data: Any) -> str:
     """Return ``data`` as JSON; values that JSON lacks become text."""
-    return _json.dumps(data, indent=2, default=str) + "\n"
+    return encoded(data, indent=2, default=str) + "\n"
 
 
 def json(data: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxcore.cli import interruption
+from nxcore.store.encoding import encoded
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
         trainer.train(genotype)
     if rank == 0:
         (destination.folder(output, "--output") / ASKED).write_text(
-            _json.dumps(asked, indent=2) + "\n", encoding="utf-8"
+            encoded(asked, indent=2) + "\n", encoding="utf-8"
         )
     return trainer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nxcore.errors import InvalidInputError
+from nxcore.store.encoding import encoded
 
 if TYPE_CHECKING:
     from nxcore.nas.data import Data
@@ -64,14 +64,12 @@ def recorded(trainer: Trainer, folder: Path | None) -> Iterator[dict[str, Any]]:
     """Yield one row for each epoch until the search is done; write rows and checkpoints to a folder."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        lines = "".join(
-            json.dumps(row) + "\n" for row in trainer.history
-        )  # only rows that the checkpoint has
+        lines = "".join(encoded(row) + "\n" for row in trainer.history)  # only rows that the checkpoint has
         (folder / METRICS).write_text(lines, encoding="utf-8")
     while trainer.phase != "done":
         row = trainer.advance()
         if folder is not None:
             with (folder / METRICS).open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(row) + "\n")
+                opened.write(encoded(row) + "\n")
             trainer.save(folder / CHECKPOINT)
         yield row

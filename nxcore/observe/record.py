@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from nxcore.observe.counted import Counted
 from nxcore.registry import made
 from nxcore.spec.problem import Problem
+from nxcore.store.encoding import encoded
 from nxcore.store.wisdom import key
 
 
@@ -59,7 +59,7 @@ class Trace:
 
     def _named(self, problem: Problem) -> str:
         line = key(problem)
-        name = json.dumps(line, sort_keys=True)
+        name = encoded(line, sort_keys=True)
         self._problems.setdefault(name, (problem, line))
         self._plans.setdefault(name, [])
         return name
@@ -85,7 +85,7 @@ class Trace:
     def write(self) -> None:
         """Write the problems to the file, the most frequent first, replacing its content."""
         if self.path:
-            text = "".join(json.dumps(line) + "\n" for _, line in self.met)
+            text = "".join(encoded(line) + "\n" for _, line in self.met)
             self.path.write_text(text, encoding="utf-8")
 
 

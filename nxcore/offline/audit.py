@@ -32,6 +32,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.device import available, describe
 from nxcore.spec.problem import Problem
+from nxcore.store.encoding import encoded
 from nxcore.store.problems import arguments, described, moved
 from nxcore.store.wisdom import environment
 
@@ -268,7 +269,7 @@ def audit(
     asked = {"device": device, "limit": limit, "seconds": seconds, "seed": seed}
     around = dict(os.environ) | ({"NXCORE_CACHE": cache} if cache else {})
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(asked)],
+        [sys.executable, "-c", PROGRAM, encoded(asked)],
         capture_output=True,
         text=True,
         check=False,
@@ -338,4 +339,4 @@ def _again(session: Session, problem: Problem, args: tuple[Any, ...], decision: 
 
 def printed(device: str | None, **how: Any) -> None:
     """Audit in this process, with the environment's settings, and print the result of ``here`` as JSON."""
-    sys.stdout.write(json.dumps(here(Session(Settings.from_environment()), available(device), **how)))
+    sys.stdout.write(encoded(here(Session(Settings.from_environment()), available(device), **how)))

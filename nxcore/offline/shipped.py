@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from nxcore.session import Session
 from nxcore.spec.kernel import Backend, Kernel
+from nxcore.store.encoding import encoded
 from nxcore.store.files import Document
 from nxcore.store.transfer import SHIPPED, read_json
 from nxcore.store.wisdom import is_pair
@@ -118,7 +118,7 @@ def write(path: Path, document: Document) -> None:
 
 
 def _line(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return encoded(value, sort_keys=True, separators=(",", ":"))
 
 
 def _pruned(entry: Document, why: Why) -> Document | None:

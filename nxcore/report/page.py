@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from nxcore.errors import NxcoreError
+from nxcore.store.encoding import encoded
 
 STYLES = ("page.css", "figures.css")
 SCRIPTS = ("view.js", "plots.js", "tables.js", "about.js", "figures.js", "costs.js", "page.js")
@@ -62,7 +62,7 @@ def assembled(frame: str, scripts: Sequence[str], heading: str, data: Mapping[st
         "style": "\n".join(read[name] for name in STYLES),
         "plotly": _plotly(),
         # A "<" could end the element that holds the data; JSON allows it as an escape.
-        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "data": encoded(data, separators=(",", ":")).replace("<", "\\u003c"),
         "script": "\n".join(read[name] for name in scripts),
     }
     page = re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], read[frame])

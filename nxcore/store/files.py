@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.settings import cache_folder
+from nxcore.store.encoding import encoded
 
 VERSION = "v1"
 LIMIT = 1 << 20
@@ -89,7 +90,7 @@ class Store:
 
     def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Store ``value`` under ``key``, in place of an earlier one."""
-        name, text = f"{_name(_text(key))}.json", json.dumps({"key": key, "value": value})
+        name, text = f"{_name(_text(key))}.json", encoded({"key": key, "value": value})
         with self._lock:  # the thread of ``later`` mustn't end between the question and the answer
             waits = self.folder is not None and (kind in self._later or (kind, name) in self._waiting)
             if waits:

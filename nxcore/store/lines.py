@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+from nxcore.store.encoding import encoded
 from nxcore.store.files import Document
 
 FORMAT, ENTRIES = '{"format":', '"entries":['
@@ -54,7 +55,7 @@ class Line(Sequence[Document]):
 
     def names(self, op: str) -> bool:
         """Return whether the text names an operator: that may be in the key."""
-        return f'"op":{json.dumps(op)}' in self._text
+        return f'"op":{encoded(op)}' in self._text
 
 
 def lines(text: str) -> list[tuple[Document, list[tuple[Document, Line]]]] | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from nxcore.errors import InvalidInputError
 from nxcore.measure.collection import no_collection
+from nxcore.store.encoding import encoded
 from nxcore.store.files import Document, Store, StoreWarning
 from nxcore.store.lines import lines
 from nxcore.store.pages import FOREIGN, page
@@ -181,10 +182,10 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 def _lines(value: Any, depth: int) -> str:
     """Return JSON: a line for each value at ``depth``, and for each that isn't nested so deeply."""
     if not depth or not isinstance(value, dict | list) or not value:
-        return json.dumps(value, sort_keys=True)
+        return encoded(value, sort_keys=True)
     if isinstance(value, list):
         return "[\n" + ",\n".join(_lines(v, depth - 1) for v in value) + "\n]"
-    inner = (f"{json.dumps(name)}: {_lines(value[name], depth - 1)}" for name in sorted(value))
+    inner = (f"{encoded(name)}: {_lines(value[name], depth - 1)}" for name in sorted(value))
     return "{\n" + ",\n".join(inner) + "\n}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ import torch
 
 from nxcore.spec.device import Device, describe
 from nxcore.spec.problem import Problem
+from nxcore.store.encoding import encoded
 from nxcore.store.files import Document, Store
 from nxcore.store.lines import Line
 from nxcore.store.pages import FOREIGN, Page, page
@@ -219,7 +219,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def digest(facts: Any) -> str:
     """Return a digest of plain data."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(encoded(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,10 +9,10 @@ python -m nxcore.testing module:function descriptor operator kernel type...
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 
+from nxcore.store.encoding import encoded
 from nxcore.testing.cell import cells
 from nxcore.testing.rows import held
 
@@ -28,7 +28,7 @@ def main() -> None:
         channel.flush()
 
         def write(data: object) -> None:
-            channel.write(json.dumps(data) + "\n")
+            channel.write(encoded(data) + "\n")
             channel.flush()
 
         for dtype in types:

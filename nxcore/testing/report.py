@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from nxcore.registry.registry import Registry
 from nxcore.spec.device import available, describe
+from nxcore.store.encoding import encoded
 from nxcore.testing.declines import Declines, Place
 from nxcore.testing.plugin import declines_file, registry
 
@@ -47,7 +47,7 @@ class Gatherer:
             path = self.config.invocation_params.dir / self.config.option.nxcore_report
             path.parent.mkdir(parents=True, exist_ok=True)
             record = matrix(registry(self.config), self.findings)
-            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            path.write_text(encoded(record, indent=1) + "\n", encoding="utf-8")
         path = declines_file(self.config)
         if self.config.option.nxcore_write_declines and path:
             declines = Declines.read(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from nxcore.report.figures import joined
 from nxcore.report.markdown import markdown
 from nxcore.report.records import read
 from tests.report.lines import HEAD, record, row, write
+from tests.strict import strict
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,6 +171,22 @@ def test_the_command_writes_both_pages_and_goes_on_after_a_bad_line(tmp_path):
     assert html.read_text("utf-8").startswith("<!doctype html>")
     assert text.read_text("utf-8").startswith("# Kernels against torch")
     assert "a.jsonl:74: not JSON" in text.read_text("utf-8")
+
+
+@pytest.mark.usefixtures("without_plotly")
+def test_a_record_with_numbers_that_json_lacks_is_read(tmp_path):
+    """Records of before held ``Infinity``; a page, Markdown and JSON of them hold none."""
+    head, *rows = record()
+    path = write(tmp_path / "a.jsonl", head | {"effort": {"spin_s": math.inf}}, row(error=math.nan), *rows)
+    assert "Infinity" in path.read_text("utf-8")
+    assert "NaN" in path.read_text("utf-8")
+    html = tmp_path / "r.html"
+    run(path, "--output", html, "--markdown", tmp_path / "r.md")
+    (data,) = re.findall(
+        r'<script id="data" type="application/json">(.*?)</script>', html.read_text("utf-8"), re.DOTALL
+    )
+    assert strict(data)["runs"][0]["effort"] == {"spin_s": None}
+    assert strict(run(path, "--json").stdout) == strict(data)
 
 
 @pytest.mark.usefixtures("without_plotly")

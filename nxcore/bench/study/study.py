@@ -27,6 +27,7 @@ from nxcore.bench.study import blocks
 from nxcore.bench.study.entrants import BASELINE, Entrant, entrants
 from nxcore.bench.study.shapes import BATCH, CHANNELS, FILTER_COUNT, Shape, shapes
 from nxcore.spec.device import describe
+from nxcore.store.encoding import encoded
 
 BUDGETS = {False: 300.0, True: 60.0}
 """Seconds of a whole run and of a fast one."""
@@ -184,7 +185,7 @@ class _Run:
             "device": str(self.device),
             "began": time.time(),
         }
-        command = [*WORKER, json.dumps(whole)]
+        command = [*WORKER, encoded(whole)]
         over = threading.Event()
         with (
             tempfile.TemporaryFile(dir=self.folder) as errors,

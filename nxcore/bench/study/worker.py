@@ -23,6 +23,7 @@ from nxcore.errors import FOREIGN
 from nxcore.measure.decision import MARGIN, interval
 from nxcore.spec.device import synchronize
 from nxcore.spec.precision import coarser, precision_class
+from nxcore.store.encoding import encoded
 from nxcore.trust.gate import brief
 
 AGAIN = f"{BASELINE} again"
@@ -166,7 +167,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as answers:
         os.dup2(2, 1)
         for line in lines(json.loads(sys.argv[1])):
-            answers.write(json.dumps(line) + "\n")
+            answers.write(encoded(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.decision import Interval
 from nxcore.spec.kernel import no, simulated
 from tests.null import fakes
+from tests.strict import strict
 
 CPU = torch.device("cpu")
 SLOW_DEVICE = Ceilings(t0_us=0.1, bandwidths=((1, 1e12), (1 << 26, 1e11), (1 << 28, 1e11)), flops=1e14)
@@ -288,6 +289,7 @@ def test_a_record_goes_on_where_it_was_broken_off(tmp_path):
     assert first.done == {}
     first.write(bench.measure(cell()))
     whole = path.read_text()
+    assert strict(whole.splitlines()[0])["effort"]["spin_s"] is None, "no bound; JSON has no infinity"
     path.write_text(whole + '{"record": "row", "op": "su')
     second = RecordWriter(path, bench.head)
     assert list(second.done) == [("add", "small", "float32")]

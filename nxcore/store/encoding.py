@@ -1,0 +1,68 @@
+"""Plain data -> JSON that every reader takes: a number that JSON lacks becomes null.
+
+Python's encoder writes ``Infinity`` and ``NaN``, which other readers refuse. It writes nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def encoded(
+    data: Any,
+    *,
+    indent: int | None = None,
+    sort_keys: bool = False,
+    separators: tuple[str, str] | None = None,
+    default: Callable[[Any], Any] | None = None,
+) -> str:
+    """Return ``data`` as JSON.
+
+    Parameters
+    ----------
+    data : Any
+        Plain data. An infinite number, or one that is none, is written as null.
+    indent, sort_keys, separators, default
+        As in ``json.dumps``.
+
+    Raises
+    ------
+    TypeError
+        If a value is not plain and there is no ``default``.
+
+    Examples
+    --------
+    >>> encoded({"limit_s": float("inf"), "error": 0.5})
+    '{"limit_s": null, "error": 0.5}'
+    """
+
+    def written(value: Any) -> str:
+        return json.dumps(
+            value,
+            indent=indent,
+            sort_keys=sort_keys,
+            separators=separators,
+            default=default,
+            allow_nan=False,
+        )
+
+    try:
+        return written(data)
+    except ValueError:  # of a number that JSON lacks; there is none in most data
+        return written(_finite(data, default))
+
+
+def _finite(value: Any, default: Callable[[Any], Any] | None) -> Any:
+    """Return the data with null in place of each number that JSON lacks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(each, default) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each, default) for each in value]
+    if default is None or value is None or isinstance(value, (str, int)):
+        return value
+    return _finite(default(value), default)
