@@ -84,9 +84,10 @@ def described(x: Any, dim: Any, keepdim: Any, dtype: torch.dtype | None = None) 
 
     Then torch runs.
     """
-    # Where a size is 1, torch chooses the stride; comparing an unknown size would fix it.
-    plain = x.dtype.is_floating_point and all(type(n) is int and n > 1 for n in x.shape)
-    if not plain or not x.is_contiguous():
+    # Comparing an unknown size would fix it. A stride of an axis of one element may be any number.
+    if not x.dtype.is_floating_point or not all(type(n) is int and n for n in x.shape):
+        return None
+    if tuple(x.stride()) != TensorMeta.row_major(tuple(x.shape), x.dtype, x.device).strides:
         return None
     dims = canonical_dims(dim, x.ndim)
     shape = tuple(1 if i in dims else n for i, n in enumerate(x.shape) if keepdim or i not in dims)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.ops.sum import described
 from nxcore.plugin import (
     DEGENERATE,
     Cost,
@@ -93,10 +94,8 @@ def cost(x: Any, size: Any) -> Cost:
 
 def outputs(x: Any, size: Any) -> TensorMeta | None:
     """Describe the sums of a row-major tensor; None for others, and where there is nothing to sum."""
-    plain = x.dtype.is_floating_point and all(type(n) is int and n > 1 for n in x.shape)
-    if not plain or not x.is_contiguous() or view(x, size):
-        return None
-    return TensorMeta.row_major(tuple(size), x.dtype, x.device)
+    plain = described(x, (), True)
+    return None if plain is None or view(x, size) else TensorMeta.row_major(tuple(size), x.dtype, x.device)
 
 
 def magnitude(x: Tensor, size: Any) -> Tensor:

@@ -92,6 +92,9 @@ def test_outputs_are_laid_out_as_the_reference_lays_them_out(spec):
     ("op", "args"),
     [
         ("sum", (torch.zeros(2, 3, 4), (0, 2), False)),
+        ("sum", (torch.zeros(1, 3, 1, 4), (0, 3), False)),
+        ("mean", (torch.zeros(2, 1, 4), 1, True)),
+        ("sum_to_size", (torch.zeros(1, 3, 1, 4), (3, 1, 1))),
         ("max_pool2d", (torch.zeros(2, 3, 8, 8), 3, 2, 1, 1, False, False)),
         (
             "avg_pool2d",
