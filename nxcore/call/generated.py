@@ -108,7 +108,7 @@ def run(self, {names}):
 
 def far(self, {names}, kernels=False):
     if is_compiling():
-        return self.miss(None, {names})
+        return self.miss(None, {names}, kernels=kernels)
     near = self.near
     try:
         key = {_key(spec)}

@@ -200,10 +200,11 @@ class Operator:
         """Serve a call that isn't in the table: check it, find a plan, keep it, run it.
 
         Without a key, as under ``torch.compile``, no plan is kept: the checks raise, or the reference serves
-        the call. With ``kernels``, it returns None if the plan is the reference.
+        the call. With ``kernels``, it returns None if the plan is the reference, or there can be none.
         """
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
-            return self._traced(self.frozen(args))
+            # What is exported runs where there may be no kernels.
+            return None if kernels and torch.compiler.is_exporting() else self._traced(self.frozen(args))
         ending.halt()
         plan = None if key is None else self._older.get(key)
         if plan is None and key is not None and self._is_rare(key, args):
@@ -218,7 +219,7 @@ class Operator:
                 self.spec.check(*args)
                 plan = self.spec.reference
             elif reason:
-                return self._serve_unusual(args, reason)
+                return None if kernels else self._serve_unusual(args, reason)
             elif autocast.concerns(args):
                 return self._serve_uncast(key, args, kernels=kernels)
             else:

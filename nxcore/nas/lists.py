@@ -22,7 +22,7 @@ from nxcore.graphs.snapshot import as_they_are
 from nxcore.nas.group import outputs
 from nxcore.nas.pending import Blends, Output, Pending, pending, value_of, version
 from nxcore.nas.shared_pools import shared
-from nxcore.nn.exchange import PATCHED, become, kind
+from nxcore.nn.exchange import PATCHED, become, kind, patched
 
 ZEROS, WRITES = "_nxcore_zeros", "_nxcore_writes"
 """Attributes of what holds operations: those that return zeros; that one writes into its input."""
@@ -133,19 +133,24 @@ def _seen(holder: nn.Module, operations: Any) -> list[Any]:
     return [Candidate(holder, place, op, scope) for place, op in enumerate(operations)]
 
 
+def _own(holder: Any) -> Any:
+    """Return the class before it was patched; another thread may have given it back."""
+    return getattr(type(holder), PATCHED, type(holder))
+
+
 def _iter(self: Any) -> Iterator[Any]:
-    return iter(_seen(self, getattr(type(self), PATCHED).__iter__(self)))
+    return iter(_seen(self, _own(self).__iter__(self)))
 
 
 def _getitem(self: Any, key: Any) -> Any:
-    op = getattr(type(self), PATCHED).__getitem__(self, key)
+    op = _own(self).__getitem__(self, key)
     scope = None if torch.compiler.is_compiling() else SCOPE.get()
     place = None if scope is None else next((i for i, own in enumerate(self.children()) if own is op), None)
     return op if scope is None or place is None else Candidate(self, place, op, scope)
 
 
 def _values(self: Any) -> Any:
-    return _seen(self, getattr(type(self), PATCHED).values(self))
+    return _seen(self, _own(self).values(self))
 
 
 def _items(self: Any) -> Any:
@@ -178,7 +183,7 @@ def watched(holder: nn.Module) -> None:
     if hasattr(cls, PATCHED):
         return
     methods = METHODS[next(known for known in LISTS if isinstance(holder, known))]
-    holder.__class__ = type(cls.__name__, (cls,), {**methods, PATCHED: cls, "__module__": cls.__module__})
+    become(holder, patched(cls, methods))
 
 
 def unwatched(holder: nn.Module) -> None:

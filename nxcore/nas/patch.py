@@ -27,7 +27,7 @@ from nxcore.nas.pending import version
 from nxcore.nas.shared_pools import shared
 from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded, sharing
 from nxcore.nn import Part, Swap, watching
-from nxcore.nn.exchange import PATCHED
+from nxcore.nn.exchange import PATCHED, become, patched
 from nxcore.nn.swap import exchanged, restore
 
 LENGTHS = "_nxcore_lengths"
@@ -189,11 +189,9 @@ def unpatch(model: nn.Module) -> Swap:
 
 
 def _replace(module: nn.Module, forward: Any) -> str:
-    """Give a module another ``forward`` through a new subclass; return the name of its old class."""
+    """Give a module another ``forward`` through a subclass; return the name of its old class."""
     cls = type(module)
-    module.__class__ = type(
-        cls.__name__, (cls,), {"forward": forward, PATCHED: cls, "__module__": cls.__module__}
-    )
+    become(module, patched(cls, {"forward": forward}))
     return cls.__name__
 
 
@@ -222,7 +220,8 @@ def _forward(self: Any, x: Tensor, weights: Any) -> Any:
     x = x if torch.compiler.is_compiling() else node.value_of(x)
     if isinstance(weights, list | tuple) and weights and all(_is_number(w) for w in weights):
         weights = torch.stack(list(weights))
-    if not isinstance(weights, Tensor) or weights.ndim != 1 or len(weights) not in vars(self)[LENGTHS]:
+    lengths = vars(self).get(LENGTHS, ())  # none, where another thread has given the class back
+    if not isinstance(weights, Tensor) or weights.ndim != 1 or len(weights) not in lengths:
         return before(self, x, weights)
     part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
     if part is None or not part.alone:

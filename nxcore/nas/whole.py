@@ -16,7 +16,7 @@ from nxcore.graphs.whole import Whole
 from nxcore.nas.mixed import PART
 from nxcore.nas.taking import LEFT, TAKING, Folded, folded
 from nxcore.nn import Part, watching
-from nxcore.nn.exchange import PATCHED, Plain
+from nxcore.nn.exchange import PATCHED, Plain, become, patched
 from nxcore.nn.whole import ModelWhole, whole_for
 
 ON = True
@@ -39,10 +39,7 @@ def take(model: nn.Module) -> None:
     except Unclear as why:
         LEFT[model] = f"its cells are replayed one by one: {why}"
         return
-    cls = type(model)
-    model.__class__ = type(
-        cls.__name__, (cls,), {"forward": forward, TAKEN: cls, "__module__": cls.__module__}
-    )
+    become(model, patched(type(model), {"forward": forward}, TAKEN))
     vars(model)[PART] = whole = Whole(Folded(before), names_of)
     whole.plainly = Plain
     whole.classes = [*map(type, model.modules())][1:]
@@ -118,4 +115,4 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def before(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the result of the module's own ``forward``."""
-    return getattr(type(module), TAKEN).forward(module, *args, **kwargs)
+    return getattr(type(module), TAKEN, type(module)).forward(module, *args, **kwargs)

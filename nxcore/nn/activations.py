@@ -13,7 +13,7 @@ from nxcore import session
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.nn.exchange import AWAKE, kind, kinds
-from nxcore.nn.served import LEFT, Served, look, with_rest
+from nxcore.nn.served import LEFT, Served, left, look, with_rest
 
 FEWEST = 1 << 18
 """The fewest elements for an operator: below, its call costs the host what a kernel may save."""
@@ -85,7 +85,7 @@ def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], C
             ):
                 return theirs(self, input)
             if input.numel() < FEWEST or own.get("inplace"):
-                self.left()
+                left(self)
                 return theirs(self, input)
             called = operator(tanh if tanh and own["approximate"] == "tanh" else name)
             found: Tensor | None
@@ -98,12 +98,12 @@ def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], C
                 else:
                     found = called.by_kernel(input, *map(own.get, numbers), None)
             except InvalidInputError:
-                self.left()
+                left(self)
                 return theirs(self, input)
             if found is None:
-                self.left((called, (input, *map(own.get, numbers), None)))
+                left(self, (called, (input, *map(own.get, numbers), None)))
                 return theirs(self, input)
-            if own[LEFT]:
+            if own.get(LEFT):
                 own[LEFT] = 0
             return found
 

@@ -18,7 +18,7 @@ from nxcore.call.unusual import PLAIN
 from nxcore.choose.explanation import Explanation
 from nxcore.context import PREFERENCE, Preference
 from nxcore.measure.timing import duration
-from nxcore.nn.served import AFTER, SERVED, Served, rest, with_rest
+from nxcore.nn.served import AFTER, SERVED, Served, by_kernel, left, rest, with_rest
 
 DEVICES = frozenset({"cuda"})
 """Where kernels may win: on a CPU, torch calls its vendor's library."""
@@ -61,34 +61,37 @@ class Linear(nn.Linear, Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return ``input @ weight.T + bias``."""
+        if self._modules:  # parametrizations, of which some change whenever a weight is read
+            return nn.Linear.forward(self, input)
         bias = self.bias
         if (
             torch.compiler.is_compiling()  # a compiler fuses the sum
             or type(input) not in PLAIN
             or (bias is not None and bias.dtype is not input.dtype)
-            or self.refusal(self)
+            or Linear.refusal(self)
         ):
-            self.left()
-            return super().forward(input)
+            left(self)
+            return nn.Linear.forward(self, input)
         given = (input, self.weight.mT, None)
-        out: Any = self.by_kernel(_matmul, *given)
+        out: Any = by_kernel(self, _matmul, *given)
         if out is None:
-            return super().forward(input)
-        served = vars(self)[SERVED] = self._nxcore_served + 1
+            return nn.Linear.forward(self, input)
+        served = vars(self)[SERVED] = vars(self).get(SERVED, 0) + 1
         if served >= AFTER and not served & (served - 1):  # ever more rarely
-            self._look(given, out)
+            _look(self, given, out)
         # Under autocast, the result may have another dtype than the arguments.
         return out if bias is None else _add(out, bias.to(out.dtype))
 
-    def _look(self, given: tuple[Any, ...], out: Tensor) -> None:
-        """Let the layer rest if calls like this one don't pay."""
-        if PREFERENCE.get() != Preference():
-            return  # which ends with its block
-        found = session.default()
-        product = found.explain("matmul", *given[:2], decide=False)
-        bias = None if self.bias is None else found.explain("add", out, self.bias.to(out.dtype), decide=False)
-        if why := shortfall(product, bias):
-            rest(self, why)
+
+def _look(layer: Linear, given: tuple[Any, ...], out: Tensor) -> None:
+    """Let the layer rest if calls like this one don't pay."""
+    if PREFERENCE.get() != Preference():
+        return  # which ends with its block
+    found = session.default()
+    product = found.explain("matmul", *given[:2], decide=False)
+    bias = None if layer.bias is None else found.explain("add", out, layer.bias.to(out.dtype), decide=False)
+    if why := shortfall(product, bias):
+        rest(layer, why)
 
 
 def shortfall(product: Explanation, bias: Explanation | None) -> str:

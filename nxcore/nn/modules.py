@@ -14,7 +14,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.late import LATE
 from nxcore.graphs.raw import leaves
-from nxcore.nn.served import Served, is_compiling, with_rest
+from nxcore.nn.served import Served, by_kernel, is_compiling, left, with_rest
 
 # Looked up once, not in every call.
 _add = session.default().op("add")
@@ -40,13 +40,14 @@ class MaxPool2d(nn.MaxPool2d, Served):
         """Return the largest element of each window; with ``return_indices``, also its position."""
         dilation = self.dilation
         # A dilated window may lie off the image, where torch's own backward writes outside its memory.
-        if dilation not in (1, (1, 1)):
+        if dilation not in (1, (1, 1)) and not torch.compiler.is_exporting():
             window = self.kernel_size, self.stride, self.padding, dilation
             try:
                 return _max_pool2d(input, *window, self.ceil_mode, self.return_indices)
             except InvalidInputError:
-                return super().forward(input)  # raises torch's own message
-        found = self.by_kernel(
+                return nn.MaxPool2d.forward(self, input)  # raises torch's own message
+        found = by_kernel(
+            self,
             _max_pool2d,
             input,
             self.kernel_size,
@@ -56,7 +57,7 @@ class MaxPool2d(nn.MaxPool2d, Served):
             self.ceil_mode,
             self.return_indices,
         )
-        return super().forward(input) if found is None else found
+        return nn.MaxPool2d.forward(self, input) if found is None else found
 
 
 @with_rest
@@ -70,7 +71,8 @@ class AvgPool2d(nn.AvgPool2d, Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each window."""
-        found: Tensor | None = self.by_kernel(
+        found: Tensor | None = by_kernel(
+            self,
             _avg_pool2d,
             input,
             self.kernel_size,
@@ -80,7 +82,7 @@ class AvgPool2d(nn.AvgPool2d, Served):
             self.count_include_pad,
             self.divisor_override,
         )
-        return super().forward(input) if found is None else found
+        return nn.AvgPool2d.forward(self, input) if found is None else found
 
 
 def _outputs_refused(output_size: Any) -> str:
@@ -105,11 +107,11 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each channel, or of each of its parts."""
-        if self.output_size != 1 and self.refusal(self):
-            self.left()
-            return super().forward(input)
-        found: Tensor | None = self.by_kernel(_global_avg_pool2d, input)
-        return super().forward(input) if found is None else found
+        if self.output_size != 1 and AdaptiveAvgPool2d.refusal(self):
+            left(self)
+            return nn.AdaptiveAvgPool2d.forward(self, input)
+        found: Tensor | None = by_kernel(self, _global_avg_pool2d, input)
+        return nn.AdaptiveAvgPool2d.forward(self, input) if found is None else found
 
 
 @with_rest
@@ -127,11 +129,11 @@ class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return the largest element of each channel, or of each of its parts."""
-        if self.return_indices or (self.output_size != 1 and self.refusal(self)):
-            self.left()
-            return super().forward(input)
-        found = self.by_kernel(_global_max_pool2d, input)
-        return super().forward(input) if found is None else found
+        if self.return_indices or (self.output_size != 1 and AdaptiveMaxPool2d.refusal(self)):
+            left(self)
+            return nn.AdaptiveMaxPool2d.forward(self, input)
+        found = by_kernel(self, _global_max_pool2d, input)
+        return nn.AdaptiveMaxPool2d.forward(self, input) if found is None else found
 
 
 @with_rest
@@ -157,20 +159,22 @@ class Conv2d(nn.Conv2d, Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the image convolved with the filters."""
+        if self._modules:  # parametrizations, of which some change whenever a weight is read
+            return nn.Conv2d.forward(self, input)
         bias, image = self.bias, input
         padding: Any = self.padding
         depthwise = self.groups == self.in_channels == self.out_channels
         if not depthwise or (bias is not None and bias.dtype != input.dtype):
-            self.left()
-            return super().forward(input)
+            left(self)
+            return nn.Conv2d.forward(self, input)
         if self.padding_mode != "zeros":
             image = functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        out: Tensor | None = self.by_kernel(
-            _depthwise_conv2d, image, self.weight, self.stride, padding, self.dilation
+        out: Tensor | None = by_kernel(
+            self, _depthwise_conv2d, image, self.weight, self.stride, padding, self.dilation
         )
         if out is None:
-            return super().forward(input)
+            return nn.Conv2d.forward(self, input)
         # Under autocast, the result may have another dtype than the arguments.
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
 
@@ -224,17 +228,17 @@ class BatchNorm2d(nn.BatchNorm2d, Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the images normalised; in training by their own statistics, which update running ones."""
-        if not self.training or (self.momentum is None and self.track_running_stats):
-            self.left()
-            return super().forward(input)
+        if self._modules or not self.training or (self.momentum is None and self.track_running_stats):
+            left(self)
+            return nn.BatchNorm2d.forward(self, input)
         if input.ndim != 4 or not input.is_floating_point() or input.numel() < 2 * input.shape[1] or saving():
-            return super().forward(input)  # raises torch's own message, but for the hooks
+            return nn.BatchNorm2d.forward(self, input)  # raises torch's own message, but for the hooks
         if (raw := leaves(self)) is not None:
             raw.leave(input)
             return input
-        found = self.by_kernel(_batch_norm, input, self.weight, self.bias, self.eps)
+        found = by_kernel(self, _batch_norm, input, self.weight, self.bias, self.eps)
         if found is None:  # torch's own updates statistics in the same launch
-            return super().forward(input)
+            return nn.BatchNorm2d.forward(self, input)
         out: Tensor = found[0]
         track(self, *found[1:])
         return out

@@ -19,7 +19,7 @@ from nxcore.nn.activations import ReLU
 from nxcore.nn.exchange import kinds
 from nxcore.nn.modules import BatchNorm2d, Conv2d, track
 from nxcore.nn.normed import NORMS, Call
-from nxcore.nn.served import LEFT, Served, is_compiling, with_rest
+from nxcore.nn.served import LEFT, Served, is_compiling, left, with_rest
 
 _sep_conv2d = session.default().op("sep_conv2d")
 _block = session.default().op("sep_conv2d_batch_norm")
@@ -60,7 +60,7 @@ class Sequential(nn.Sequential, Served):
     def forward(self, input: Any) -> Any:
         """Return the output of the last layer."""
         if isinstance(input, Proxy):  # a look at the layers would leave its trace in the graph
-            return super().forward(input)  # type: ignore[no-untyped-call]  # torch has no types for it
+            return nn.Sequential.forward(self, input)  # type: ignore[no-untyped-call]  # torch has no types for it
         calls: list[Any] = []
         torchs = True
         for part in _parts(tuple(self._modules.values())):
@@ -72,8 +72,8 @@ class Sequential(nn.Sequential, Served):
             torchs = torchs and call is not None
             calls += call or ()
         if torchs:
-            self.left(*calls)
-        elif not is_compiling() and self._nxcore_left:
+            left(self, *calls)
+        elif not is_compiling() and vars(self).get(LEFT):
             vars(self)[LEFT] = 0
         return input
 
@@ -146,7 +146,7 @@ def _served(layers: Sequence[Any], x: Any) -> tuple[Any, tuple[Call, ...] | None
                 if y is not None:
                     raw.leave(y)
                     return y, None
-            elif norm.weight is None or not torch.is_autocast_enabled(x.device.type):
+            elif norm.weight is None or x.is_meta or not torch.is_autocast_enabled(x.device.type):
                 given = (*given, norm.weight, norm.bias, norm.eps)
                 found = _block.by_kernel(x, *weights_of(*given[1:3]), *given[3:])
                 if found is not None:

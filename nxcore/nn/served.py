@@ -21,9 +21,21 @@ from torch import Tensor, nn
 
 from nxcore import context
 from nxcore.call.operator import Operator
+from nxcore.call.unusual import unusual
 from nxcore.context import PREFERENCE, Preference
 from nxcore.errors import InvalidInputError
-from nxcore.nn.exchange import AWAKE, RESTING, ROAMING, awake, become, kind, unscriptable
+from nxcore.nn.exchange import (
+    AWAKE,
+    EXCHANGING,
+    RESTING,
+    ROAMING,
+    awake,
+    become,
+    inherited,
+    kind,
+    of_class,
+    unscriptable,
+)
 from nxcore.nn.shapes import fit
 
 AFTER = 32
@@ -114,9 +126,6 @@ class Place(str):
 class Served(nn.Module):
     """A module whose ``forward`` runs an operator, unless ``refusal`` gives a reason."""
 
-    _nxcore_left = _nxcore_served = 0
-    _nxcore_returned = False
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let ``torch.fx`` keep modules of torch's classes whole."""
         super().__init_subclass__(**kwargs)
@@ -151,13 +160,13 @@ class Served(nn.Module):
     def train(self, mode: bool = True) -> Any:
         """Set the mode, as torch does. If it changes, the module is looked at again."""
         changed = mode != self.training
-        super().train(mode)
+        inherited(Served, self, "train")(self, mode)
         if changed:
             look(self)
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
+        inherited(Served, self, "_apply")(self, fn, recurse)
         Changes.moved += id(self) in _given
         look(self)
         return self
@@ -168,48 +177,55 @@ class Served(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of: of the class that is awake."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        _, (cls, *args), *state = reduced
-        return reduced if cls not in AWAKE else (object.__new__, (AWAKE[cls], *args), *state)
+        reduced = inherited(Served, self, "__reduce_ex__")(self, protocol)
+        return of_class(AWAKE[type(self)], reduced, self) if type(self) in AWAKE else reduced
 
-    def by_kernel(self, operator: Operator, *args: Any) -> Any:
-        """Return the operator's result; None if torch's ``forward`` must run, which is counted."""
-        try:
-            found = operator.by_kernel(*args)
-        except InvalidInputError:
-            self.left()
-            return None
-        if found is None:
-            count = self._nxcore_left + 1
-            if count < AFTER and not is_compiling():  # as ``left`` does, without its call
-                self.__dict__[LEFT] = count
-            else:
-                self.left((operator, args))
-        elif not is_compiling() and self._nxcore_left:
-            vars(self)[LEFT] = 0
+
+def by_kernel(module: nn.Module, operator: Operator, *args: Any) -> Any:
+    """Return the operator's result; None if torch's ``forward`` must run, which is counted."""
+    try:
+        found = operator.by_kernel(*args)
+    except InvalidInputError:
+        left(module)
+        return None
+    if is_compiling():
         return found
+    own = module.__dict__
+    count = own.get(LEFT, 0)
+    if found is None:
+        if count + 1 < AFTER:  # as ``left`` does, without its call
+            own[LEFT] = count + 1
+        else:
+            left(module, (operator, args))
+    elif count:
+        own[LEFT] = 0
+    return found
 
-    def left(self, *calls: tuple[Operator, tuple[Any, ...]]) -> None:
-        """Count a call that torch serves; the last of a row shows whether it will go on.
 
-        Parameters
-        ----------
-        *calls
-            The operators that returned None, with their arguments; those that refused them are left out.
-        """
-        if is_compiling():
-            return
-        count = self._nxcore_left + 1
-        vars(self)[LEFT] = count % AFTER
-        if count < AFTER or PREFERENCE.get() != Preference():  # a preference ends with its block
-            return
-        if all(operator.settled(*args) for operator, args in calls):
-            rest(self)
-        elif all(operator.settled(*args, met_rarely=True) for operator, args in calls) and fit():
-            if ROAM.get():
-                rest(self, ROAMS)
-            elif ROAM.get() is None and not self._nxcore_returned:
-                rest(self, ALONE, counting=True)
+def left(module: nn.Module, *calls: tuple[Operator, tuple[Any, ...]]) -> None:
+    """Count a call that torch serves; the last of a row shows whether it will go on.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The module that was called.
+    *calls
+        The operators that returned None, with their arguments; those that refused them are left out.
+    """
+    if is_compiling():
+        return
+    own = module.__dict__
+    count = own.get(LEFT, 0) + 1
+    own[LEFT] = count % AFTER
+    if count < AFTER or PREFERENCE.get() != Preference() or unusual():  # which end with their blocks
+        return
+    if all(operator.settled(*args) for operator, args in calls):
+        rest(module)
+    elif all(operator.settled(*args, met_rarely=True) for operator, args in calls) and fit():
+        if ROAM.get():
+            rest(module, ROAMS)
+        elif ROAM.get() is None and not own.get(RETURNED):
+            rest(module, ALONE, counting=True)
 
 
 Class = TypeVar("Class", bound=type[Served])
@@ -233,7 +249,7 @@ def _counting(cls: Any, torchs: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's result; now and then look at the shape."""
         if not is_compiling():
             own = self.__dict__
-            own[LEFT] = count = own[LEFT] + 1  # set since the module was looked at
+            own[LEFT] = count = own.get(LEFT, 0) + 1
             if not count & (EACH - 1) and _came_back(self, input):
                 own[RETURNED] = True
                 look(self)
@@ -262,12 +278,14 @@ def rest(module: nn.Module, why: str = "", *, given: bool = False, counting: boo
     ``why`` is the reason, if it isn't that torch has won; ``given`` says that a watch over a model's steps
     gives it back; ``counting`` that the module itself wakes when a shape comes back.
     """
-    if sibling := (ROAMING if counting else RESTING).get(kind(module)):
+    with EXCHANGING:
+        sibling = (ROAMING if counting else RESTING).get(kind(module))
+        if sibling is None:
+            return
         become(module, sibling)
         key = id(module)
         if counting:
             _counts[key] = {}
-            vars(module).setdefault(LEFT, 0)
         _resting[key] = weakref.ref(module, lambda _: _drop(key))
         if why:
             _reasons[key] = why
@@ -277,9 +295,10 @@ def rest(module: nn.Module, why: str = "", *, given: bool = False, counting: boo
 
 def wake(module: nn.Module) -> None:
     """Let the operator serve ``module`` again, if it rests."""
-    if cls := AWAKE.get(kind(module)):
-        become(module, cls)
-        _drop(id(module))
+    with EXCHANGING:
+        if cls := AWAKE.get(kind(module)):
+            become(module, cls)
+            _drop(id(module))
 
 
 def _drop(key: int) -> None:
@@ -293,13 +312,14 @@ def _drop(key: int) -> None:
 
 def look(module: Any) -> None:
     """Wake ``module``, or let it rest if its mode has no kernel."""
-    wake(module)
-    if awake(module) not in RESTING:
-        return
-    # Kept as attributes: a capture doesn't outlive another number of them.
-    vars(module).update({LEFT: 0, SERVED: 0})
-    if module.idles(module) or module.refusal(module):
-        rest(module)
+    with EXCHANGING:
+        wake(module)
+        if awake(module) not in RESTING:
+            return
+        # Kept as attributes: a capture doesn't outlive another number of them.
+        vars(module).update({LEFT: 0, SERVED: 0})
+        if module.idles(module) or module.refusal(module):
+            rest(module)
 
 
 def look_at_all() -> None:

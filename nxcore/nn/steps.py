@@ -8,7 +8,6 @@ Nothing is compared again until another choice is made.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import random
@@ -67,7 +66,6 @@ TORCHS = "nothing to compare: torch serves every module"
 """Why there is no trial, or no further block."""
 
 _log = logging.getLogger(__name__)
-_names = itertools.count()
 
 
 class Steps:
@@ -92,8 +90,6 @@ class Steps:
         now: Callable[[], float] = time.perf_counter,
         whole: ModelWhole | None = None,
     ) -> None:
-        self.name = f"steps{next(_names)}"
-        self.classes: dict[type[nn.Module], type[nn.Module]] = {}
         self.ended = ""
         self._of, self._now = weakref.ref(model), now
         self._session, self._chooser = session, session.chooser
@@ -102,6 +98,7 @@ class Steps:
         self._mode: Mode | None = None
         self._clock: Clock | None = None
         self._lock, self._dice = threading.Lock(), random.Random(0)
+        self._still = threading.RLock()  # held while modules are exchanged, and no call runs
         self._thread, self._strangers, self._disturbed = 0, 0, False
         self._woken, self._moved = Changes.woken, Changes.moved
         self._patience, self._spent = Patience(session), 0.0
@@ -116,7 +113,7 @@ class Steps:
         """Return the model's result; note the step, and exchange modules before it."""
         if self.ended or model is not self._of():
             return call(*args, **kwargs)
-        known = self._thread == threading.get_ident() and self.name not in exchange.COMPILED
+        known = self._thread == threading.get_ident() and id(model) not in exchange.COMPILED
         if known and self._shapes.passes(args):  # nothing is compared yet
             token = ROAM.set(True)
             try:
@@ -141,13 +138,16 @@ class Steps:
             self._disturbed = True
             return call(*args, **kwargs)
         try:
-            self._begin(model, args, kwargs)
+            with self._still:
+                if not self.ended:  # by another thread, since the call began
+                    self._begin(model, args, kwargs)
             try:
                 result = call(*args, **kwargs)
             except BaseException as error:
-                self._failed(model, error)
+                with self._still:
+                    self._failed(model, error)
                 raise
-            if self._pair is not None:
+            if self._pair is not None and not self.ended:
                 self._seen = differentiated(result) if torch.is_grad_enabled() else None
             return result
         finally:
@@ -172,21 +172,21 @@ class Steps:
 
     def pause(self) -> None:
         """Leave the present block: the modules are as between blocks."""
-        if (model := self._of()) is not None and self._mode is not None and self._pair is not None:
-            self._drop()
-            self._apply(model, self._mode.given)
+        with self._still:
+            if (model := self._of()) is not None and self._mode is not None and self._pair is not None:
+                self._drop()
+                self._apply(model, self._mode.given)
 
     def end(self, why: str = "the watch was taken away") -> None:
         """Take all modules back, and compare no more."""
-        self.ended = why
-        if self.whole is not None:
-            self.whole.end(why)
-        self._drop()
-        if (model := self._of()) is not None:
-            self._apply(model, frozenset())
-            self._groups.look(model)  # nothing would wake those that rest while no shape came back
-            if exchange.watch_of(model) is self:
-                exchange.release(model)
+        with self._still:
+            self.ended = why
+            if self.whole is not None:
+                self.whole.end(why)
+            self._drop()
+            if (model := self._of()) is not None:
+                self._apply(model, frozenset())
+                self._groups.look(model)  # nothing would wake those that rest while no shape came back
 
     def _idle(self, model: nn.Module) -> bool:
         """Return whether there is nothing to do for this call."""
@@ -209,7 +209,7 @@ class Steps:
         # A checkpoint runs it again: as it ran before.
         if internals.backward_pass() != -1 or torch.compiler.is_compiling():
             self._disturbed = True
-        elif self.name in exchange.COMPILED:
+        elif id(model) in exchange.COMPILED:
             self.end("torch.compile has traced it")
         elif requested():
             self._drop()

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from nxcore.errors import of_type
 from nxcore.nn import activations, watching
-from nxcore.nn.exchange import MARK, RESTING, awake
+from nxcore.nn.exchange import EXCHANGING, MARK, RESTING, awake, become
 from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
@@ -110,15 +110,16 @@ def exchanged(model: nn.Module) -> Swap:
     watching.unwatch(model)
     swap = Swap()
     for name, module in model.named_modules():
-        cls = type(module)
-        if why := _refusal(module):
-            swap.left[name] = why
-            look(module)
-        elif cls in OURS and OURS[cls].concerns(module):
-            module.__class__ = OURS[cls]
-            vars(module)[MARK] = True
-            swap.replaced[name] = cls.__name__
-            look(module)
+        with EXCHANGING:
+            cls = type(module)
+            if why := _refusal(module):
+                swap.left[name] = why
+                look(module)
+            elif cls in OURS and OURS[cls].concerns(module):
+                module.__class__ = OURS[cls]
+                vars(module)[MARK] = True
+                swap.replaced[name] = cls.__name__
+                look(module)
     return swap
 
 
@@ -132,17 +133,18 @@ def restore(model: nn.Module) -> Swap:
     watching.unwatch(model)
     swap = Swap()
     for name, module in model.named_modules():
-        cls = awake(module)
-        if MARK not in vars(module):
-            continue
-        if cls not in TORCHS:
-            swap.left[name] = f"its class was changed since, to {cls.__name__}"
-            continue
-        wake(module)
-        for own in (MARK, LEFT, SERVED, RETURNED):
-            vars(module).pop(own, None)
-        module.__class__ = TORCHS[cls]
-        swap.replaced[name] = cls.__name__
+        with EXCHANGING:
+            cls = awake(module)
+            if MARK not in vars(module):
+                continue
+            if cls not in TORCHS:
+                swap.left[name] = f"its class was changed since, to {cls.__name__}"
+                continue
+            wake(module)
+            for own in (MARK, LEFT, SERVED, RETURNED):
+                vars(module).pop(own, None)
+            become(module, TORCHS[cls])
+            swap.replaced[name] = cls.__name__
     return swap
 
 

@@ -37,8 +37,9 @@ def unwatch(model: nn.Module) -> None:
         held = exchange.watch_within(module)
         if isinstance(held, Steps):
             held.end()
-        elif held is not None and exchange.watch_of(module) is held:
+        elif held is not None:
             held.whole.end("the watch was taken away")
+        if exchange.with_watch(module):
             exchange.release(module)
 
 

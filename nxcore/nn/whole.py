@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,8 +35,6 @@ PACKAGES = ("torch.", "nxcore.")
 
 RENEWALS, LOOK = 2, 64
 """How often a capture is made again once more is learnt, and after how many replays that is looked for."""
-
-_names = itertools.count()
 
 
 class ModelWhole(Whole):
@@ -250,8 +247,7 @@ class Calls:
     """
 
     def __init__(self, whole: ModelWhole) -> None:
-        self.name, self.whole = f"calls{next(_names)}", whole
-        self.classes: dict[type[nn.Module], type[nn.Module]] = {}
+        self.whole = whole
 
     def run(
         self, _model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

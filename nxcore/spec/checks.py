@@ -94,6 +94,8 @@ def require_size(value: Any, name: str) -> None:
     """
     if not isinstance(value, tuple | list) or not all(map(_is_integer, value)):
         raise InvalidInputError(f"{name} must be a sequence of integers, got {brief(value)}", argument=name)
+    if any(isinstance(n, torch.SymInt) for n in value):
+        return  # a compiler's, to which a comparison is a condition of the program; torch checks the sizes
     if any(n < 0 for n in value) or math.prod(n or 1 for n in value) >= 2**63:
         raise InvalidInputError(f"{name} must be a tensor's shape, got {tuple(value)}", argument=name)
 

@@ -10,6 +10,7 @@ import torch
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
 from nxcore.nn import activations, linear, modules, sequential, whole
+from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
 from tests.null import fakes
 
@@ -55,6 +56,14 @@ def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[
     monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
         yield names
+
+
+@pytest.fixture(params=[pytest.param(s, marks=pytest.mark.slow if s in SLOW else ()) for s in STATES])
+def state(request: pytest.FixtureRequest) -> str:
+    """Return what nxcore has done to a model; with kernels, if it is served."""
+    if request.param == "served":
+        request.getfixturevalue("ran")
+    return str(request.param)
 
 
 @pytest.fixture

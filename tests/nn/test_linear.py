@@ -18,7 +18,7 @@ from nxcore.choose.contenders import Choice
 from nxcore.choose.explanation import Explanation
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.nn import linear
-from nxcore.nn.served import AFTER, AWAKE, RESTS
+from nxcore.nn.served import AFTER, AWAKE, RESTS, SERVED
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
@@ -302,12 +302,12 @@ def test_it_rests_where_the_gain_is_less_than_what_it_costs(
 @pytest.mark.usefixtures("anywhere", "ran")
 def test_it_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, calls = taken(), []
-    monkeypatch.setattr(nxcore.nn.Linear, "_look", lambda *_: calls.append(layer._nxcore_served))
+    monkeypatch.setattr(linear, "_look", lambda *_: calls.append(vars(layer)[SERVED]))
     for _ in range(8 * AFTER + 5):
         layer(X)
     assert calls == [AFTER, 2 * AFTER, 4 * AFTER, 8 * AFTER]
     assert type(layer.eval()) is nxcore.nn.Linear  # looked at: the count begins anew
-    assert layer._nxcore_served == 0
+    assert vars(layer)[SERVED] == 0
 
 
 @pytest.mark.usefixtures("anywhere", "ran")

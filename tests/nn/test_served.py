@@ -337,7 +337,7 @@ class TestNewShapes:
     ) -> None:
         assert type(roaming) is ROAMING[nxcore.nn.MaxPool2d]
         assert (type(roaming).__name__, roaming.reason) == ("MaxPool2d", ALONE)
-        monkeypatch.setattr(served.Served, "by_kernel", None)
+        monkeypatch.setattr(modules, "by_kernel", None)
         monkeypatch.setattr(served, "SHAPES", 3)
         self.meet(roaming, range(AFTER, AFTER + 5 * EACH))
         assert len(served._counts[id(roaming)]) == 2

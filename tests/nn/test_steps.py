@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, patience, shapes, steps, watching
+from nxcore.nn import exchange, modules, patience, shapes, steps, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
 from nxcore.nn.served import AFTER, ALONE, EACH, ROAMS, SEEN, Served
@@ -233,7 +233,7 @@ def test_modules_rest_while_every_shape_is_new(monkeypatch: pytest.MonkeyPatch) 
     assert rests(alone[0])
     assert alone[0].reason == ALONE
     with monkeypatch.context() as patch:
-        patch.setattr(Served, "by_kernel", None)
+        patch.setattr(modules, "by_kernel", None)
         patch.setattr(steps.Steps, "_idle", None)
         patch.setattr(shapes.Shapes, "new", None)
         watched(torch.ones(1, 4, 8, 7))

@@ -15,6 +15,7 @@ from nxcore.context import PREFERENCE
 from nxcore.graphs import part as of_parts
 from nxcore.graphs import whole as of_graphs
 from nxcore.nn import watching, whole
+from nxcore.nn.exchange import kind
 from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.served import rest
 from nxcore.session import default
@@ -253,8 +254,9 @@ def test_copies_and_restored_models_are_as_before(tape):
     before = tape.replayed
     loaded = pickle.loads(pickle.dumps(ours))
     for other in (copy.deepcopy(ours), loaded):
-        assert type(other) is Net
+        assert kind(other) is Net
         agree(copy.deepcopy(plain), other)
+    assert type(loaded) is Net
     shallow = copy.copy(ours)
     torch.testing.assert_close(step(shallow, torch.ones(2, 3, 4, 4)), step(plain, torch.ones(2, 3, 4, 4)))
     assert tape.replayed == before
