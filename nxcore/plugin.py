@@ -58,7 +58,9 @@ from nxcore.spec.window import (
     require_memory_format,
     window_of,
 )
+from nxcore.store.compiled import compiled_file, compiled_folder, keep_compiled
 from nxcore.store.files import toolkit_folder
+from nxcore.store.owner import read_owned
 
 API_VERSION = 1
 """The version of this interface; a plugin's ``Backend`` names the version that it was written for."""
@@ -113,6 +115,8 @@ __all__ = [
     "broadcast_strides",
     "canonical_dims",
     "collapse",
+    "compiled_file",
+    "compiled_folder",
     "compiling",
     "composed",
     "dense",
@@ -123,6 +127,7 @@ __all__ = [
     "hookimpl",
     "in_force",
     "is_tensor",
+    "keep_compiled",
     "kernels",
     "laid_out",
     "memory_format",
@@ -136,6 +141,7 @@ __all__ = [
     "pointwise_ops",
     "preserved",
     "rand",
+    "read_owned",
     "recording",
     "require_flag",
     "require_flags",

@@ -44,7 +44,7 @@ def test_a_file_of_the_package_is_read_once_for_all_sessions(tmp_path, monkeypat
     path = tmp_path / "cuda-x.json"
     path.write_text('{"format": 1, "environments": []}', encoding="utf-8")
     reads, read = [], transfer.read_json
-    monkeypatch.setattr(transfer, "read_json", lambda path: reads.append(path) or read(path))
+    monkeypatch.setattr(transfer, "read_json", lambda path, *how: reads.append(path) or read(path, *how))
     for _ in range(2):
         assert transfer.shipped("cuda", tmp_path) == ({}, {})
     assert reads == [path]

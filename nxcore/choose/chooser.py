@@ -96,7 +96,7 @@ class Chooser:
             recall, changed, self.watches, wrap=wrap, family=self.between, survey=self.survey
         )
         self.survey.keep_to(lambda: self.learner.pace)
-        self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
+        self.lock = Lock.set_by(settings.lock, strict=settings.strict)
         self.estimator, self.pairs = Estimator(recall), Pairs(recall, self.lock)
         self.pruner, recall.spared = Pruner(self.estimator), self._spared
         self.doubts = Doubts(lambda: self.learner, self._contradicted)

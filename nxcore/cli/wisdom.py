@@ -72,6 +72,7 @@ def shipped(
     from nxcore import session
     from nxcore.cli import measured, render
     from nxcore.offline import shipped as records
+    from nxcore.store import owner
     from nxcore.store.transfer import read_json
 
     why = records.compared(session.default())
@@ -79,7 +80,7 @@ def shipped(
     render.json(rows) if json else measured.shipped(rows, [path.name for path in records.files()])
     if prune:
         for path in records.files():
-            records.write(path, records.pruned(read_json(path), why))
+            records.write(path, records.pruned(read_json(path, owner.packaged), why))
     elif rows:
         raise typer.Exit(1)
 

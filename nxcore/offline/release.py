@@ -16,6 +16,7 @@ from nxcore.registry.registry import Registry, Source
 from nxcore.spec.composed import proofs_for, taken_apart
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
+from nxcore.store.owner import packaged
 from nxcore.store.problems import described, moved
 from nxcore.store.transfer import read_json
 from nxcore.store.wisdom import is_pair
@@ -90,7 +91,7 @@ def _recorded(
     registry: Registry, paths: Iterable[Path]
 ) -> Iterator[tuple[dict[str, Any], Problem, set[str]]]:
     """Yield each recorded problem of a CUDA device, with the device's properties and the winners."""
-    for part in (part for path in paths for part in read_json(path)["environments"]):
+    for part in (part for path in paths for part in read_json(path, packaged)["environments"]):
         if part["facts"].get("type") != "cuda":
             continue
         for entry in part["entries"]:

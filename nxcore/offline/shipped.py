@@ -11,6 +11,7 @@ from typing import Any
 
 from nxcore.session import Session
 from nxcore.spec.kernel import Backend, Kernel
+from nxcore.store import owner
 from nxcore.store.encoding import encoded
 from nxcore.store.files import Document
 from nxcore.store.transfer import SHIPPED, read_json
@@ -80,7 +81,7 @@ def stale(why: Why, paths: Iterable[Path]) -> list[Stale]:
     """Return the kernels of shipped files that are stale, by file and operator."""
     found: list[Stale] = []
     for path in paths:
-        for part in read_json(path)["environments"]:
+        for part in read_json(path, owner.packaged)["environments"]:
             entries = [(e["key"]["op"], e["page"]["makes"]) for e in part["entries"]]
             totals = Counter(op for op, _ in entries)
             counts = Counter(

@@ -1,7 +1,8 @@
 """JSON documents on disk: one per file, written completely and then renamed, so that processes need no locks.
 
-A document that can't be read is skipped with one warning. A folder that can't be written, or that other users
-may write into, is replaced by memory with one warning. Nothing is ever unpickled or evaluated.
+A document that can't be read, or that another user may have written, is skipped with one warning. A folder
+that other users may write into is replaced by memory with one warning; of a folder that can't be written,
+documents are read, and new ones are kept in memory. Nothing is ever unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.settings import cache_folder
+from nxcore.store import owner
 from nxcore.store.encoding import encoded
+from nxcore.store.owner import ForeignError, StoreWarning
 
 VERSION = "v1"
 LIMIT = 1 << 20
 """The most bytes of a document."""
 
 USUAL = 1 << 15
-"""The buffer size for reading, in bytes: most documents are smaller."""
+"""The bytes that hold the key of any document."""
 
 MISSING_S = 1.0
 """Seconds for which a missing folder counts as such: a new process reads hundreds of documents."""
@@ -38,13 +41,41 @@ BEGINNING = '{"key": '
 KEPT = 4096
 """The most documents of a kind in memory without a folder; beyond it the oldest is dropped."""
 
+IN_MEMORY = "measurements stay in memory. Set NXCORE_CACHE to another folder"
+
 Document = dict[str, Any]
+
+DIGITS = 20
+"""The most characters of a whole number: no shape, count or date has more."""
 
 _SORTED = json.JSONEncoder(sort_keys=True)
 
 
-class StoreWarning(UserWarning):
-    """A file couldn't be read or written; its content is determined again."""
+def _bounded(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"holds a number of {len(text)} digits")
+    return int(text)
+
+
+DECODER = json.JSONDecoder(parse_int=_bounded)
+
+
+def parsed(text: str) -> Any:
+    """Return what JSON describes.
+
+    Raises
+    ------
+    ValueError
+        If it is none, or holds a whole number of more than 64 bits.
+    RecursionError
+        If it is nested too deeply.
+
+    Examples
+    --------
+    >>> parsed('{"op": "add"}')
+    {'op': 'add'}
+    """
+    return DECODER.decode(text)
 
 
 class Store:
@@ -59,21 +90,42 @@ class Store:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder / VERSION if folder else None
         self._memory: dict[str, dict[str, tuple[Document, Document]]] = defaultdict(dict)
+        self._removed: set[tuple[str, str]] = set()  # from a folder that can't be written
         self._lock = threading.Lock()
         self._warned: set[str] = set()
         self._missing: dict[str, float] = {}
         self._later: frozenset[str] = frozenset()
         self._waiting: dict[tuple[str, str], str] = {}  # kind and file's name -> text
-        if folder and (why := _unsafe(folder)):
-            self._forsake(why)
+        self._writes = True
+        if self.folder is not None and folder is not None:
+            self._open(folder, self.folder)
+
+    def _open(self, *folders: Path) -> None:
+        """Take the folders for the store's own, unless another user may write into them."""
+        try:
+            for folder in folders:
+                owner.made(folder)
+        except ForeignError as foreign:
+            self.folder = None
+            owner.warn(foreign.path, f"{foreign}; {IN_MEMORY}")
+        except OSError as error:
+            if folders[-1].is_dir() and not _foreign(folders[-1]):
+                self._keep_in_memory(error)
+                return
+            self.folder = None
+            self._warn(f"can't write to {folders[0]}: {error}; {IN_MEMORY}")
+        else:
+            if not owner.writable(folders[-1]):
+                self._keep_in_memory("it is read-only")
 
     def read(self, kind: str, key: Mapping[str, Any]) -> Document | None:
         """Return the document under ``key``, or None if there is none or it can't be read."""
         text = _text(key)
         name = _name(text)
-        if self.folder is None:
-            found = self._memory[kind].get(name)
-            return found[1] if found else None
+        if self._memory and (found := self._memory[kind].get(name)):
+            return found[1]
+        if self.folder is None or (self._removed and (kind, name) in self._removed):
+            return None
         if (waiting := self._waiting.get((kind, f"{name}.json"))) is not None:
             found_waiting: Document = json.loads(waiting)["value"]
             return found_waiting
@@ -124,11 +176,12 @@ class Store:
                         del self._waiting[place]
 
     def _write(self, kind: str, name: str, text: str) -> None:
-        if self.folder is not None:
+        if self.folder is not None and self._writes:
             try:
-                _replace(self.folder / kind, name, text)
+                owner.made(self.folder / kind)
+                replace_file(self.folder / kind / name, text.encode())
             except OSError as error:
-                self._forsake(f"can't write to {self.folder}: {error}")
+                self._keep_in_memory(error)
             else:
                 self._missing.pop(kind, None)
                 return
@@ -146,37 +199,38 @@ class Store:
         self._waiting.pop((kind, f"{name}.json"), None)
         if self.folder is not None:
             try:
-                (self.folder / kind / f"{name}.json").unlink(missing_ok=True)
+                if self._writes:
+                    (self.folder / kind / f"{name}.json").unlink(missing_ok=True)
             except OSError as error:
-                self._forsake(f"can't write to {self.folder}: {error}")
+                self._keep_in_memory(error)
+            if not self._writes:
+                self._removed.add((kind, name))
 
     def items(self, kind: str) -> Iterator[tuple[Document, Document]]:
         """Yield key and document of every document of a kind, in order of file names."""
-        if self.folder is None:
-            yield from [found for _, found in sorted(self._memory[kind].items())]
-            return
-        for path in sorted((self.folder / kind).glob("*.json")):
-            if loaded := self._load(path):
-                yield loaded
+        kept = dict(self._memory[kind])
+        for path in self._paths(kind):
+            if path.stem not in kept and (loaded := self._load(path)):
+                kept[path.stem] = loaded
+        yield from (found for _, found in sorted(kept.items()))
 
     def keys(self, kind: str) -> Iterator[Document]:
         """Yield the key of every document of a kind; the values aren't parsed."""
-        if self.folder is None:
-            yield from [key for key, _ in list(self._memory[kind].values())]
-            return
-        for path in (self.folder / kind).glob("*.json"):
-            if (found := _key_of(path)) is not None:
+        kept = dict(self._memory[kind])
+        yield from (key for key, _ in kept.values())
+        for path in self._paths(kind):
+            if path.stem not in kept and (found := _key_of(path)) is not None:
                 yield found
+
+    def _paths(self, kind: str) -> list[Path]:
+        if self.folder is None:
+            return []
+        found = sorted((self.folder / kind).glob("*.json"))
+        return [path for path in found if (kind, path.stem) not in self._removed] if self._removed else found
 
     def _load(self, path: str | Path) -> tuple[Document, Document] | None:
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  see read
-                text = file.read(USUAL)
-                if len(text) == USUAL:
-                    text += file.read(LIMIT + 1 - USUAL)
-            if len(text) > LIMIT:
-                raise ValueError(f"has more than {LIMIT} bytes")
-            found = json.loads(text.decode())
+            found = parsed(owner.read_owned(path, LIMIT).decode())
             if not isinstance(found, dict):
                 raise TypeError(f"holds {type(found).__name__}, not an object")
             key, value = found.get("key"), found.get("value")
@@ -184,14 +238,20 @@ class Store:
                 raise TypeError("has no key and value")
         except FileNotFoundError:
             return None
+        except ForeignError as foreign:
+            owner.warn(foreign.path, f"{foreign}; it is ignored")
+            return None
         except (OSError, ValueError, TypeError, RecursionError) as error:
             self._warn(f"{path} is ignored: {type(error).__name__}: {error}")
             return None
         return key, value
 
-    def _forsake(self, why: str) -> None:
-        self.folder = None
-        self._warn(f"{why}; measurements stay in memory. Set NXCORE_CACHE to another folder")
+    def _keep_in_memory(self, why: object) -> None:
+        self._writes = False
+        if isinstance(why, ForeignError):
+            owner.warn(why.path, f"{why}; {IN_MEMORY}")
+        else:
+            self._warn(f"can't write to {self.folder}: {why}; {IN_MEMORY}")
 
     def _warn(self, text: str) -> None:
         with self._lock:
@@ -212,17 +272,25 @@ def toolkit_folder(toolkit: str) -> Path | None:
     True
     """
     root = cache_folder()
-    if root is None or _unsafe(root) or _unsafe(root / toolkit):
+    if root is None:
         return None
-    return root / toolkit
+    try:
+        for folder in (root, root / toolkit):
+            owner.made(folder)
+    except ForeignError as foreign:
+        owner.warn(foreign.path, f"{foreign}; compiled code isn't kept")
+        return None
+    except OSError:
+        return None  # the store says so
+    return root / toolkit if owner.writable(root / toolkit) else None
 
 
 def _key_of(path: Path) -> Document | None:
     """Return the key at the beginning of a file as ``write`` leaves it; None for another file."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with os.fdopen(owner.opened(path), "rb", buffering=0) as file:
             text = file.read(USUAL).decode(errors="replace")
-        found = json.JSONDecoder().raw_decode(text.removeprefix(BEGINNING))[0]
+        found = DECODER.raw_decode(text.removeprefix(BEGINNING))[0]
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -236,28 +304,21 @@ def _name(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _replace(folder: Path, name: str, text: str) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file: another process sees all of it, or what was there before."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(folder / name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def _unsafe(folder: Path) -> str:
-    """Create the folder; return why it can't be trusted or written, empty if it can."""
+def _foreign(folder: Path) -> bool:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as error:
-        return f"can't write to {folder}: {error}"
-    if hasattr(os, "getuid"):  # on other systems a user's folder is private
-        if found.st_uid != os.getuid():
-            return f"{folder} belongs to user {found.st_uid}, not to {os.getuid()}"
-        if found.st_mode & 0o022:
-            return f"{folder} can be written by other users (mode {found.st_mode & 0o777:o}, expected 700)"
-    return "" if os.access(folder, os.W_OK) else f"can't write to {folder}: it is read-only"
+        owner.require_folder(folder)
+    except OSError:
+        return True
+    return False

@@ -6,20 +6,17 @@ each collection of Python's garbage.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from nxcore.store.encoding import encoded
-from nxcore.store.files import Document
+from nxcore.store.files import DECODER, Document, parsed
 
 FORMAT, ENTRIES = '{"format":', '"entries":['
 """How the first line begins, and how a line ends after which an environment's entries follow."""
 
 KEY, PAGE = '{"key":', ',"page":'
 """The text before the key of an entry, and before its page."""
-
-_decoder = json.JSONDecoder()
 
 
 class Line(Sequence[Document]):
@@ -42,15 +39,16 @@ class Line(Sequence[Document]):
 
     def __iter__(self) -> Iterator[Document]:
         try:
-            found = json.loads(self._text)
-            yield from (found["key"], found["page"])
-        except (ValueError, RecursionError):
-            yield from ({}, {})
+            found = parsed(self._text)
+            key, page = found["key"], found["page"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            key, page = {}, {}
+        yield from (key, page)
 
     @property
     def key(self) -> Document:
         """The key alone, without the page."""
-        found, _ = _decoder.raw_decode(self._text, len(KEY))
+        found, _ = DECODER.raw_decode(self._text, len(KEY))
         return dict(found)
 
     def names(self, op: str) -> bool:
@@ -63,16 +61,16 @@ def lines(text: str) -> list[tuple[Document, list[tuple[Document, Line]]]] | Non
     first, *rest = text.rstrip("\n").split("\n")
     found: list[tuple[Document, list[tuple[Document, Line]]]] = []
     try:
-        if not first.startswith(FORMAT) or "format" not in json.loads(first + "]}"):
+        if not first.startswith(FORMAT) or "format" not in parsed(first + "]}"):
             return None
         for line in rest:
             if line.startswith(KEY) and found:
-                key, end = _decoder.raw_decode(line, len(KEY))
+                key, end = DECODER.raw_decode(line, len(KEY))
                 if not line.startswith(PAGE, end) or not isinstance(key, dict):
                     return None
                 found[-1][1].append((key, Line(line.rstrip(","))))
             elif line.endswith(ENTRIES):
-                found.append((dict(json.loads(line + "]}")["facts"]), []))
+                found.append((dict(parsed(line + "]}")["facts"]), []))
             elif line.strip("]},"):
                 return None
     except (ValueError, KeyError, TypeError, RecursionError):

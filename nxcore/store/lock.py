@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
 from nxcore.spec.problem import Problem
+from nxcore.store import owner
 from nxcore.store.files import Document, Store
 from nxcore.store.transfer import FORMAT, gathered, read_json
 from nxcore.store.wisdom import PATH, digest, is_pair, pair_key
@@ -40,9 +42,30 @@ class Lock:
         if found.get("format") != FORMAT or not isinstance(entries, list):
             raise InvalidInputError(f"{path} isn't a lock of format {FORMAT}")
         try:
-            return cls({digest(e["problem"]): str(e["kernel"]) for e in entries})
-        except (KeyError, TypeError) as error:
+            return cls({digest(e["problem"]): _label(e["kernel"]) for e in entries})
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidInputError(f"{path}: an entry is invalid: {error}") from None
+
+    @classmethod
+    def set_by(cls, path: Path | None, *, strict: bool) -> Lock:
+        """Return the lock that a setting names.
+
+        A file that is no lock, or that another user may have written, is an empty one and a warning.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such file; under ``strict`` also if it is no lock.
+        """
+        if path is None:
+            return cls({})
+        try:
+            return cls.read(path)
+        except InvalidInputError as error:
+            if strict or not os.path.lexists(path):
+                raise
+            owner.warn(str(path), f"NXCORE_LOCK: {error}; kernels are chosen without it")
+            return cls({})
 
     def label(self, key: Mapping[str, Any]) -> str:
         """Return the label of a problem's kernel; empty if the lock has no entry for it."""
@@ -54,6 +77,12 @@ class Lock:
         Empty if the lock has no entry for it.
         """
         return self.label(pair_key(problem, mask, backward) | {KERNELS: kernels}) if self.chosen else ""
+
+
+def _label(kernel: Any) -> str:
+    if not isinstance(kernel, str) or not kernel:
+        raise TypeError(f"expected a kernel's label, got {kernel!r:.40}")
+    return kernel
 
 
 KERNELS = "kernels"

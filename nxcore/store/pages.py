@@ -19,6 +19,17 @@ RACES = 3
 FOREIGN = "foreign"
 """The name of the mark of an imported page."""
 
+TORCH = "torch"
+"""The label of torch's reference, which every page has."""
+
+RULES = ("measured", "reference")
+
+MOST, LATEST = 1e12, 1e11
+"""The largest figure of a page, and the last date: larger ones are no measurement."""
+
+LEAST_US, MOST_US = 1e-4, 1e12
+"""The shortest and the longest time, in microseconds; a page is written to a tenth of a nanosecond."""
+
 AHEAD = 1.05
 """How much faster than torch's best a winner of a related device must be, by the low end of its interval."""
 
@@ -101,28 +112,29 @@ def page(document: Document) -> Page | None:
     """Return the page that a document describes, or None."""
     try:
         decided = document["decision"]
-        candidates = tuple(_candidate(c) for c in decided["candidates"])
+        candidates = tuple(_candidate(c) for c in _list(decided["candidates"]))
         decision = Decision(
             _text(decided["chosen"]),
             decided["rule"],
             _text(decided["reason"]),
             candidates,
-            float(decided["noise"]),
+            _number(decided["noise"]),
             _captured(decided.get("captured")),
         )
         again = _timing(document["again"])
         makes = {_text(label): _text(make) for label, make in document["makes"].items()}
         versions = dict(document["versions"])
-        late = tuple(map(_text, document["late"]))
-        policy, date = _text(document["policy"]), float(document["date"])
-        unclear = int(document.get("unclear", decision.unclear))
+        late = tuple(map(_text, _list(document["late"])))
+        policy, date = _text(document["policy"]), _number(document["date"], most=LATEST)
+        unclear = int(_number(int(document.get("unclear", decision.unclear)), most=LATEST))
         foreign = bool(document.get(FOREIGN))
         found = Page(decision, again, makes, late, policy, date, versions, unclear, foreign)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None
     labels = {c.label for c in candidates}
     both = (decision, decision.captured or decision)
-    return found if all(d.chosen in labels and d.rule in ("measured", "reference") for d in both) else None
+    sound = all(d.chosen in labels and d.rule in RULES for d in both) and TORCH in labels
+    return found if sound and len(labels) == len(candidates) else None
 
 
 def _captured(data: Mapping[str, Any] | None) -> Decision | None:
@@ -142,16 +154,18 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
             data["simulated"],
             data.get("graph_safe"),
         )
+    if timing is None and not (ratio is p_value is None):
+        raise ValueError("a ratio needs a timing")
     return Candidate(
-        label=_text(data["label"]),
-        backend=_text(data["backend"]),
+        label=_name(data["label"]),
+        backend=_name(data["backend"]),
         refusal=_refusal(data["refusal"], data.get("code")),
         simulated=bool(data["simulated"]),
         graph_safe=bool(data.get("graph_safe")),
-        error=None if error is None else float(error),
+        error=None if error is None else _error(error),
         timing=_timing(timing),
-        ratio=None if ratio is None else Interval(*map(float, ratio)),
-        p_value=None if p_value is None else float(p_value),
+        ratio=None if ratio is None else Interval(*map(_number, _list(ratio))),
+        p_value=None if p_value is None else _number(p_value, most=1.0),
     )
 
 
@@ -161,7 +175,7 @@ def _left_out(
 ) -> Candidate:
     """Return a candidate without figures; all pages of an operator share the same object."""
     why = _refusal(refusal, code)
-    return Candidate(_text(label), _text(backend), why, bool(simulated), bool(graph_safe))
+    return Candidate(_name(label), _name(backend), why, bool(simulated), bool(graph_safe))
 
 
 def _refusal(reason: Any, code: Any) -> Refusal | None:
@@ -185,11 +199,38 @@ def _kept(timing: Timing | None) -> Document | None:
 def _timing(data: Mapping[str, Any] | None) -> Timing | None:
     if data is None:
         return None
-    device_us = tuple(map(float, data["device_us"]))
-    host_us = tuple(map(float, data["host_us"])) if "host_us" in data else device_us
+    device_us = tuple(map(_time, _list(data["device_us"])))
+    host_us = tuple(map(_time, _list(data["host_us"]))) if "host_us" in data else device_us
     if not device_us or len(device_us) != len(host_us):
         raise ValueError("a timing needs equally many device and host values, at least one")
     return Timing(device_us, host_us, _text(data.get("repeats", "")))
+
+
+def _number(value: Any, least: float = 0.0, most: float = MOST) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"expected a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def _time(value: Any) -> float:
+    return _number(value, LEAST_US, MOST_US)
+
+
+def _error(value: Any) -> float:
+    """Return an error; that of a wrong result may be infinite, or NaN."""
+    return value if isinstance(value, float) and not value < 0 else _number(value)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"expected a list, got {type(value).__name__}")
+    return list(value)
+
+
+def _name(value: Any) -> str:
+    if not _text(value):
+        raise ValueError("expected a name, got an empty text")
+    return str(value)
 
 
 def _text(value: Any) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-import json
+import reprlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
 from nxcore.measure.collection import no_collection
+from nxcore.store import owner
 from nxcore.store.encoding import encoded
-from nxcore.store.files import Document, Store, StoreWarning
+from nxcore.store.files import Document, Store, parsed
 from nxcore.store.lines import lines
+from nxcore.store.owner import StoreWarning
 from nxcore.store.pages import FOREIGN, page
 from nxcore.store.wisdom import Pages, digest
 
@@ -75,7 +77,10 @@ def read(path: Path, *, checked: bool = True) -> tuple[dict[str, Document], Page
     InvalidInputError
         If it isn't such a file.
     """
-    found = read_json(path)
+    return _read(path, read_json(path), checked=checked)
+
+
+def _read(path: Path, found: Document, *, checked: bool) -> tuple[dict[str, Document], Pages]:
     if found.get("format") != FORMAT or not isinstance(found.get("environments"), list):
         raise InvalidInputError(f"{path} isn't wisdom of format {FORMAT}: got format {found.get('format')!r}")
     environments: dict[str, Document] = {}
@@ -85,14 +90,15 @@ def read(path: Path, *, checked: bool = True) -> tuple[dict[str, Document], Page
             raise InvalidInputError(f"{path}: an environment has no facts")
         name = digest(part["facts"])
         environments[name] = part["facts"]
-        for entry in part.get("entries", ()):
+        entries = part.get("entries", [])
+        for entry in entries if isinstance(entries, list) else [entries]:
             key, document = (entry.get(what) if isinstance(entry, dict) else None for what in ("key", "page"))
             if (
                 not isinstance(key, dict)
                 or not isinstance(document, dict)
                 or (checked and page(document) is None)
             ):
-                raise InvalidInputError(f"{path}: an entry is invalid: {str(entry)[:80]}")
+                raise InvalidInputError(f"{path}: an entry is invalid: {reprlib.repr(entry)[:80]}")
             pages[name, digest(key)] = key, document
     return environments, pages
 
@@ -118,13 +124,13 @@ def _kept(path: Path, _changed: int) -> tuple[dict[str, Document], Pages]:
     ``_changed`` is when it was written last. A test looks at its pages.
     """
     with no_collection():  # which hundreds of thousands of new objects would cause again and again
-        return _parsed_late(path) or read(path, checked=False)
+        return _parsed_late(path) or _read(path, read_json(path, owner.packaged), checked=False)
 
 
 def _parsed_late(path: Path) -> tuple[dict[str, Document], Pages] | None:
     """Return the same with entries that are parsed late; None where the file isn't laid out for that."""
     try:
-        found = lines(path.read_text(encoding="utf-8")) if path.stat().st_size <= LIMIT else None
+        found = lines(owner.packaged(path, LIMIT).decode())
     except (OSError, ValueError):
         return None
     if found is None:
@@ -171,7 +177,7 @@ def _rank(document: Document) -> tuple[bool, float]:
     A win by far is clear, whatever the noise.
     """
     found = page(document)
-    return found is not None and not found.decision.unclear, document["date"]
+    return (False, 0.0) if found is None else (not found.decision.unclear, found.date)
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
@@ -196,14 +202,12 @@ def document_of(environments: Mapping[str, Document], pages: Pages) -> Document:
     return exported(memory)
 
 
-def read_json(path: Path) -> Document:
-    """Return the object that a file holds, or raise."""
+def read_json(path: Path, opening: Callable[[Path, int], bytes] = owner.given) -> Document:
+    """Return the object that a file holds, or raise; ``opening`` judges whose file it is."""
     try:
-        if path.stat().st_size > LIMIT:
-            raise InvalidInputError(f"{path} has more than {LIMIT} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(opening(path, LIMIT).decode())
     except OSError as error:
-        raise InvalidInputError(f"{path} can't be read: {error.strerror}") from None
+        raise InvalidInputError(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{path} isn't JSON: {error}") from None
     if not isinstance(found, dict):

@@ -18,8 +18,10 @@ PROBLEM = Problem.of(SPECS[-2], (torch.ones(4), None))
 
 
 def page(chosen):
-    candidate = Candidate(chosen, chosen.partition("-")[0])
-    return Page(Decision(chosen, "measured", "in a test", (candidate,)), None, {})
+    candidates = tuple(
+        Candidate(label, label.partition("-")[0]) for label in dict.fromkeys(("torch", chosen))
+    )
+    return Page(Decision(chosen, "measured", "in a test", candidates), None, {})
 
 
 def process(folder):

@@ -6,14 +6,13 @@ for 0 as torch doesn't, and it keeps the result under a name that doesn't change
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from cupy.cuda import nvrtc
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.compile import LAST_LINES, SOURCES, CompileError, digest, included, sources_digest
 
-from nxcore.plugin import compiling
+from nxcore.plugin import compiled_file, compiling, keep_compiled
 
 OPTIONS = ("-std=c++17", "-default-device")  # the latter: a helper may lack __device__, as nvcc allows
 
@@ -52,16 +51,10 @@ def compiled(text: str, capability: tuple[int, int], what: str, folder: Path = S
     release = ".".join(map(str, nvrtc.getVersion()))
     key = digest(sources_digest(text, folder), arch, release, *OPTIONS)
     path = toolkit.cache_folder() / "nvrtc" / arch / f"{what}-{key}.{kind}"
-    if not path.exists():
-        compiling(what)
-        image = _compile(text, (*OPTIONS, f"-arch={arch}"), kind, what, folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed when whole: nobody sees half a file, and of two processes the last one's stays.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as making:
-            made = Path(making) / path.name
-            made.write_bytes(image)
-            made.replace(path)
-    return path
+    if (found := compiled_file(path)) is not None:
+        return found
+    compiling(what)
+    return keep_compiled(path, _compile(text, (*OPTIONS, f"-arch={arch}"), kind, what, folder))
 
 
 def _compile(text: str, options: tuple[str, ...], kind: str, what: str, folder: Path) -> bytes:

@@ -96,7 +96,7 @@ PRINTERS = (
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("numba", probe, KERNELS, api=1, printers=PRINTERS)
+    return Backend("numba", probe, KERNELS, api=1, runtime=("nxcore_numba.cache",), printers=PRINTERS)
 
 
 @hookimpl

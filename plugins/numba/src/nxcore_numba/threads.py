@@ -9,27 +9,23 @@ import struct
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 import torch
 from numba import types
-from numba.core import caching
 from numba.core.runtime import rtsys
 from numba.np.ufunc import parallel as pool
 
-from nxcore.plugin import Kernel, Launched, Problem, compiling, note, preserved, toolkit_folder
+from nxcore.plugin import Kernel, Launched, Problem, compiling, note, preserved
+from nxcore_numba.cache import kept
 
 SMALL = 32_768
 """Elements below which waking the other threads costs more than they save."""
 
 RELEASE, LOADED = tuple(numba.version_info.short), (0, 68)
 """Numba's release, and the one whose cache ``_ready`` knows how to read."""
-
-FOLDER = toolkit_folder("numba")
-"""Where compiled kernels are kept; None for nowhere."""
 
 COMPILE = {"nogil": True, "error_model": "numpy"}
 
@@ -49,41 +45,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-_Base: Any = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator  # noqa: SLF001  Numba before 0.62
-
-
-class _Locator(_Base):  # type: ignore[misc]  # Numba is untyped, as below
-    """Finds a function's files in nxcore's folder, so that uninstalling leaves none in ``site-packages``."""
-
-    def __init__(self, py_func: Any, py_file: str) -> None:
-        super().__init__(py_func, py_file)
-        self._cache_path = str(FOLDER / self.get_suitable_cache_subpath(py_file))
-        Path(self._cache_path).mkdir(mode=0o700, exist_ok=True)
-
-    @classmethod
-    def from_function(cls, py_func: Any, py_file: str) -> Any:
-        return cls(py_func, py_file)
-
-
-class _Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_Locator,)
-
-
-class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    _impl_class = _Files
-
-
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile ``function`` on first use, and keep the result in nxcore's folder or ``NUMBA_CACHE_DIR``."""
     if function is None:
         return lambda f: jit(f, **options)
-    compiled = numba.njit(**(COMPILE | options))(function)
-    if numba.config.CACHE_DIR:
-        compiled.enable_caching()
-    elif FOLDER is not None:
-        with contextlib.suppress(OSError, RuntimeError):  # it can't be written any more
-            compiled._cache = _Cache(function)  # noqa: SLF001  Numba has no public way to name a folder for it
-    return compiled
+    return kept(numba.njit(**(COMPILE | options))(function), function)
 
 
 def _ready(kernel: Any, signature: Any) -> None:

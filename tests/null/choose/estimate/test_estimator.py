@@ -19,7 +19,7 @@ from nxcore.spec.device import describe
 from nxcore.spec.kernel import YES, no
 from nxcore.spec.problem import Problem
 from nxcore.store import pages, transfer, wisdom
-from nxcore.store.files import StoreWarning
+from nxcore.store.owner import StoreWarning
 from nxcore.store.pages import Page
 from nxcore.store.wisdom import Wisdom, digest, environment, key
 from tests.null import fakes

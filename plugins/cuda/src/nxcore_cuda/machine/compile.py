@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from nxcore.plugin import compiling
+from nxcore.plugin import compiled_file, compiled_folder, compiling, keep_compiled
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.instance import Instance
 
@@ -80,16 +80,18 @@ def sources_digest(text: str, folder: Path = SOURCES) -> str:
     return digest(text, *(part for name, content in files.items() for part in (name, content)))
 
 
-def kept(path: Path, make: str, command: Sequence[str | Path], text: str, suffix: str) -> Path:
-    """Return a file of the cache, made by a compiler where it isn't there.
+def kept(
+    path: Path, make: str, command: Sequence[str | Path], text: str, suffix: str, announced: str = ""
+) -> Path:
+    """Return a file of the cache, to be loaded now; made by a compiler where it isn't there.
 
-    The compiler writes to another name, so no process reads an incomplete file. If two processes make the
-    same file, the last to rename wins.
+    The compiler writes into a folder of its own, so no process reads an incomplete file. If two processes
+    make the same file, the last one's counts.
 
     Parameters
     ----------
     path : Path
-        The file.
+        The name that it is kept under.
     make : str
         What it is, for messages.
     command : sequence of str or Path
@@ -98,19 +100,22 @@ def kept(path: Path, make: str, command: Sequence[str | Path], text: str, suffix
         The input.
     suffix : str
         Of the input's file.
+    announced : str
+        What is announced as compiled, if it is.
     """
-    if path.exists():
-        return path
+    if (found := compiled_file(path)) is not None:
+        return found
+    if announced:
+        compiling(announced)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:
+        with tempfile.TemporaryDirectory(dir=compiled_folder(path.parent), prefix="making-") as folder:
             source, made = Path(folder) / f"unit{suffix}", Path(folder) / path.name
             source.write_text(text)
             run([*command, "-o", made, source], make)
-            made.replace(path)
+            content = made.read_bytes()
     except OSError as error:
         raise CompileError(f"{make}: {error}; NXCORE_CUDA_CACHE may name another folder") from error
-    return path
+    return keep_compiled(path, content)
 
 
 def headers(compiler: str) -> Path:
@@ -121,8 +126,16 @@ def headers(compiler: str) -> Path:
     text = '#include "emulator.h"\n'
     command = [compiler, *HOST_FLAGS, "-x", "c++-header", f"-I{EMULATOR}"]
     key = digest(sources_digest(text), *HOST_FLAGS, toolkit.version(compiler))
-    folder = toolkit.cache_folder() / "emulator" / f"headers-{key}"
-    return kept(folder / "emulator.h.gch", "the emulator's headers", command, text, ".h").parent
+    path = toolkit.cache_folder() / "emulator" / f"headers-{key}.gch"
+    return Path(_named_for_include(kept(path, "the emulator's headers", command, text, ".h")).name)
+
+
+@functools.cache
+def _named_for_include(headers: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder of this process that has what a compiler read under the name that it looks for."""
+    folder = tempfile.TemporaryDirectory(dir=headers.parent, prefix="read-")
+    Path(folder.name, "emulator.h.gch").symlink_to(headers)
+    return folder
 
 
 def emulated(instance: Instance, folder: Path = SOURCES) -> Path:
@@ -133,8 +146,8 @@ def emulated(instance: Instance, folder: Path = SOURCES) -> Path:
     text = f'#include "emulator.h"\n{instance.text}NXCORE_EMULATED({instance.symbol}, {instance.args})\n'
     key = digest(sources_digest(text, folder), *HOST_FLAGS, toolkit.version(compiler))
     path = toolkit.cache_folder() / "emulator" / f"{instance.entry}-{key}.so"
-    if path.exists():
-        return path
+    if (found := compiled_file(path)) is not None:
+        return found
     compiling(instance.symbol)
     places = (folder, SOURCES, headers(compiler), EMULATOR)
     command = [compiler, *HOST_FLAGS, "-x", "c++", *(f"-I{place}" for place in places)]
@@ -150,9 +163,7 @@ def compiled(text: str, capability: tuple[int, int], what: str, folder: Path = S
     command = [compiler, f"-{kind}", f"-arch={arch}", *NVCC_FLAGS, f"-I{folder}", f"-I{SOURCES}"]
     key = digest(sources_digest(text, folder), arch, *NVCC_FLAGS, toolkit.version(compiler))
     path = toolkit.cache_folder() / arch / f"{what}-{key}.{kind}"
-    if not path.exists():
-        compiling(what)
-    return kept(path, what, command, text, ".cu").read_bytes()
+    return kept(path, what, command, text, ".cu", what).read_bytes()
 
 
 @functools.cache

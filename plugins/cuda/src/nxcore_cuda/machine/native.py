@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nxcore.plugin import compiling
+from nxcore.plugin import compiled_file
 from nxcore_cuda.machine import load, toolkit
 from nxcore_cuda.machine.compile import CompileError, digest, kept
 from nxcore_cuda.machine.handle import CtypesHandle
@@ -50,17 +50,15 @@ def _compiler() -> str:
 
 
 def place() -> Path:
-    """Return where the cache has the compiled launcher."""
+    """Return the name under which the cache has the compiled launcher."""
     key = digest(SOURCE.read_text(), *FLAGS, toolkit.version(_compiler()), sys.version)
     return toolkit.cache_folder() / "launcher" / key / "_launch.abi3.so"
 
 
 def build() -> Path:
     """Return the compiled launcher, made where the cache has none."""
-    include, path = sysconfig.get_paths()["include"], place()
-    if not path.exists():
-        compiling("the launcher")
-    return kept(path, "launcher.c", [_compiler(), *FLAGS, f"-I{include}"], SOURCE.read_text(), ".c")
+    command = [_compiler(), *FLAGS, f"-I{sysconfig.get_paths()['include']}"]
+    return kept(place(), "launcher.c", command, SOURCE.read_text(), ".c", "the launcher")
 
 
 def imported(path: Path) -> Any:
@@ -80,7 +78,7 @@ def extension() -> tuple[Any, str]:
         pass  # an editable install, or a wheel built without a compiler
     if reason := why_not_built():
         return None, f"ctypes: {reason}"
-    if not (toolkit.JIT or place().exists()):
+    if not (toolkit.JIT or compiled_file(place())):
         return None, "ctypes: NXCORE_NO_JIT is set, and the launcher isn't built"
     try:
         return imported(build()), "C, built here"
