@@ -92,6 +92,7 @@ LATER = (
     "tests/null/bench/test_calls.py::test_memory_that_stays_is_seen_by_both_measures_and_what_is_freed_by_none",
     "tests/null/call/test_bounds.py",
     "tests/null/call/test_leaks.py",
+    "tests/null/call/test_refusals.py",
     "tests/null/choose/learn/test_budget.py",
     "tests/null/choose/test_workers.py",
     "tests/null/cli/test_bench_command.py::test_a_size_class_has_its_minimum_and_its_aim",

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "python.h"
@@ -136,6 +137,43 @@ class TensorGuard {
 enum class Apart { calls, families };
 
 inline void mix(uint64_t value, uint64_t& hash) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29; }
+
+// Whether a number isn't a whole one beyond 64 bits, which an operator may refuse.
+inline bool is_short(PyObject* value) {
+  if (!PyLong_CheckExact(value)) return true;
+  int beyond = 0;
+  PyLong_AsLongLongAndOverflow(value, &beyond);
+  if (beyond <= 0) return beyond == 0;
+  PyLong_AsUnsignedLongLong(value);
+  return !PyErr_Occurred() || (PyErr_Clear(), false);
+}
+
+// Mixes a value and its class: what `alike` tells apart is apart, unlike hash(-1) and hash(-2). Returns false for one
+// without a hash, and for a whole number beyond 64 bits.
+inline bool mix_value(PyObject* value, uint64_t& hash) {
+  mix(reinterpret_cast<uintptr_t>(Py_TYPE(value)), hash);
+  if (PyTuple_CheckExact(value)) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(value);
+    mix(static_cast<uint64_t>(count), hash);
+    for (Py_ssize_t i = 0; i < count; ++i)
+      if (!mix_value(PyTuple_GET_ITEM(value, i), hash)) return false;
+    return true;
+  }
+  if (PyLong_CheckExact(value)) {
+    int beyond = 0;
+    mix(static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(value, &beyond)), hash);
+    return beyond == 0;
+  }
+  if (PyFloat_CheckExact(value)) {
+    const double number = PyFloat_AS_DOUBLE(value);
+    uint64_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    return mix(bits, hash), true;
+  }
+  const Py_hash_t of_value = PyObject_Hash(value);
+  if (of_value == -1) return PyErr_Clear(), false;  // a list, which is a tuple in the key
+  return mix(static_cast<uint64_t>(of_value), hash), true;
+}
 
 // Mixes a tensor. Returns false where it can't be read.
 inline bool mix_tensor(PyObject* tensor, Apart apart, uint64_t& hash) {

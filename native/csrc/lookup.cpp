@@ -15,9 +15,10 @@ struct State {
   Ref near;       // the Python path's table, with which these are emptied
   Ref python;     // the generated __call__
   Ref reference;  // torch's own function, as a plan is found
+  Ref check;      // raises unless a call is valid
 
   int visit(visitproc visit, void* arg) const {
-    for (const Ref* one : {&near, &python, &reference}) Py_VISIT(one->ptr());
+    for (const Ref* one : {&near, &python, &reference, &check}) Py_VISIT(one->ptr());
     Py_VISIT(rare.shapes());
     return table.visit(visit, arg);
   }
@@ -73,13 +74,28 @@ bool read(const State& state, Asked& asked) {
   }
 }
 
+// Whether the operator is defined for a call. Returns false where it isn't, which Python says, or with an error set.
+bool is_valid(const State& state, PyObject* const* bound) {
+  PyObject* given[MOST];
+  std::vector<Ref> tuples;
+  for (size_t i = 0; i < state.params.size(); ++i) {
+    given[i] = bound[i];
+    if (!PyList_CheckExact(bound[i])) continue;
+    tuples.push_back(steal(PyList_AsTuple(bound[i])));
+    if (!(given[i] = tuples.back().ptr())) return false;
+  }
+  if (steal(PyObject_Vectorcall(state.check.ptr(), given, state.params.size(), nullptr))) return true;
+  if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+  return false;
+}
+
 // Finds a call's plan and key, or torch's function and None where it is met rarely. False: Python's, or an error set.
 bool look_up(State& state, PyObject* const* bound, Found& found) {
   Asked asked{state.params, bound};
   if (!read(state, asked)) return false;
   if (const Entry* entry = state.table.find(asked))
     found = *entry;
-  else if (state.rare.serves(asked))
+  else if (state.rare.serves(asked, [&] { return is_valid(state, bound); }))
     found = {state.reference};
   return bool{found.parts};
 }
@@ -212,7 +228,8 @@ PyTypeObject LookupType = [] {
   return type;
 }();
 
-void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference) {
+void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference, Ref check,
+           char holds) {
   if (!PyObject_TypeCheck(self.ptr(), &LookupType)) throw pybind11::type_error("takes an operator");
   State& state = Lookup::of(self.ptr());
   if (params.size() > MOST || !state.params.empty())
@@ -224,7 +241,7 @@ void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref pyt
     if (!keyword) state.positional = static_cast<Py_ssize_t>(state.params.size());
   }
   state.lowers = lowers;
-  state.python = python;
+  state.python = python, state.check = check, state.rare.holds = Holds(holds);
   state.reference = pybind11::make_tuple(pybind11::none(), reference, reference);
   // Only the slots of the class change. Its __call__ stays Python's, which compilers trace and signatures show.
   PyTypeObject* type = Py_TYPE(self.ptr());

@@ -8,7 +8,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     *environment = {preference, nothing, raw_stream, &at::globalContext()};
   };
   module.def("setup", setup, "setup(preference, nothing, raw_stream): comes first.");
-  module.def("adopt", adopt, "adopt(operator, params, lowers, call, reference): calls of operator come here.");
+  module.def("adopt", adopt, "adopt(operator, params, lowers, call, reference, check, holds): its calls come here.");
   for (PyTypeObject* type : {&LookupType, &DirectType, &JoinType})
     if (PyModule_AddType(module.ptr(), type) < 0) throw pybind11::error_already_set();
 }

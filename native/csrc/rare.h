@@ -9,21 +9,27 @@ namespace nxcore {
 
 constexpr uint64_t RARE = 3, COUNT = 0xFF;  // as in nxcore.call.rare; the bits of a count
 
-// Once the Python path has checked one call of a family, a call of other sizes is torch's without running Python,
+// Once the Python path has met one call of a family, a call of other sizes is torch's after its arguments were checked,
 // unless such sizes are on record. Used with the interpreter's lock held.
 class Rare {
  public:
-  // Counts a call, and returns whether torch serves it.
-  bool serves(const Asked& asked) {
+  Holds holds = Holds::same;  // of the operator's checks
+
+  // Counts a call, and returns whether torch serves it. `check` checks the arguments of a new one, which code of a
+  // program does: `asked` isn't read after.
+  template <typename Check>
+  bool serves(const Asked& asked, const Check& check) {
     uint64_t call, family;
     if (families_.empty() || !apart(asked, call, family) || !families_.count(family)) return false;
-    uint64_t& met = count(call);
-    if ((met & COUNT) >= RARE) return false;
-    if (!(met & COUNT))
+    const uint64_t met = count(call) & COUNT;
+    if (met >= RARE) return false;
+    if (!met) {
       for (PyObject* table : items_of(shapes_.ptr()))
         if (PyDict_GET_SIZE(table) && PyDict_Contains(table, shapes_of(asked).ptr()))
-          return met |= RARE, false;  // Python looks closer
-    return ++met;
+          return count(call) |= RARE, false;  // Python looks closer
+      if (!is_valid(asked, family, check)) return false;
+    }
+    return ++count(call);
   }
 
   // How often torch served such a call, with any numbers. With `shapes`, dicts whose keys are the shapes on record, it
@@ -38,7 +44,7 @@ class Rare {
     return ++met & COUNT;
   }
 
-  void clear() { counts_.clear(), families_.clear(); }
+  void clear() { counts_.clear(), families_.clear(), images_.clear(); }
   PyObject* shapes() const { return shapes_.ptr(); }
 
  private:
@@ -52,11 +58,27 @@ class Rare {
     return set[0] = call & ~COUNT;
   }
 
-  // What a call is counted by, and its family. Returns false where it may not wait.
+  // Whether the operator's check passes, or passed for sizes that it doesn't tell apart from these.
+  template <typename Check>
+  bool is_valid(const Asked& asked, uint64_t family, const Check& check) {
+    Sizes sizes;
+    if (holds == Holds::same || !sizes.read(asked, holds)) return check();
+    mix(family, sizes.hash);
+    const auto found = images_.find(sizes.hash);
+    const auto& [height, width] = sizes.image;
+    if (found != images_.end() && found->second.first <= height && found->second.second <= width) return true;
+    if (!check()) return false;
+    if (images_.size() >= CAPACITY) images_.clear();
+    images_[sizes.hash] = sizes.image;
+    return true;
+  }
+
+  // What a call is counted by, which tells apart all that a check may read, and its family. Returns false where it may
+  // not wait.
   static bool apart(const Asked& asked, uint64_t& call, uint64_t& family) {
     call = asked.now.grad | asked.now.deterministic << 1, family = 0;
     if (!asked.now.ordinary() || !asked.mix_all(Apart::families, call, family)) return false;
-    mix(call, family), mix(asked.hash, call);
+    mix(call, family), mix(asked.hash, call), asked.mix_layouts(call);
     return true;
   }
 
@@ -72,6 +94,7 @@ class Rare {
   struct alignas(64) Set : std::array<uint64_t, 8> {};
   std::vector<Set> counts_;
   std::unordered_set<uint64_t> families_;
+  std::unordered_map<uint64_t, std::pair<int64_t, int64_t>> images_;  // by family and sizes, an image that passed
   Ref shapes_;
 };
 

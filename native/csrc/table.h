@@ -1,6 +1,7 @@
 // Table: the plans of an operator behind their guards. Used with the interpreter's lock held.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <stdexcept>
 #include <unordered_map>
@@ -53,14 +54,69 @@ struct Asked {
       } else if (families && kind == Kind::size && is_sequence(value)) {
         mix(items_of(value).size(), hash);
       } else if (families || kind == Kind::fixed || kind == Kind::size) {  // a number may be out of range
-        const Py_hash_t of_value = PyObject_Hash(value);
-        if (of_value == -1) return PyErr_Clear(), false;  // a list, which is a tuple in the key
-        mix(static_cast<uint64_t>(of_value), kind == Kind::scalar || kind == Kind::operand ? numbers : hash);
-        mix(reinterpret_cast<uintptr_t>(Py_TYPE(value)), hash);
+        const bool number = kind == Kind::scalar || kind == Kind::operand;
+        if (!mix_value(value, number ? numbers : hash)) return false;
+        if (number) mix(reinterpret_cast<uintptr_t>(Py_TYPE(value)), hash), mix(is_short(value), hash);
       }
     }
     return true;
   }
+
+  // Mixes the sizes and strides of all tensors.
+  void mix_layouts(uint64_t& hash) const {
+    for (size_t i = 0; i < params.size(); ++i)
+      for (PyObject* item : items_of(args[i])) {
+        if (!is_tensor(item)) continue;
+        for (const auto& numbers : {impl_of(item)->sizes(), impl_of(item)->strides()})
+          for (int64_t one : numbers) mix(static_cast<uint64_t>(one), hash);
+      }
+  }
+};
+
+// For which other sizes a check that passed holds; the letters are those of nxcore.interop.native.
+enum class Holds : char { same = 's', alike = 'a', larger = 'l' };
+
+// The sizes of a call as a check reads them: which are equal, 0 or 1; or all, but for an image's, which may be larger.
+struct Sizes {
+  static constexpr size_t MOST_APART = 32;
+  static constexpr int64_t LARGEST = 1 << 20;  // beyond, a product of sizes may be too large
+
+  // Reads a call. Returns false where its check must run.
+  bool read(const Asked& asked, Holds holds) {
+    for (size_t i = 0; i < asked.params.size(); ++i) {
+      const auto items = items_of(asked.args[i]);
+      if (is_sequence(asked.args[i]) && !add(items.size(), holds)) return false;
+      for (PyObject* item : items) {
+        if (is_tensor(item)) {
+          const at::IntArrayRef sizes = impl_of(item)->sizes();
+          const size_t within = sizes.size() - (holds == Holds::larger && i == 0 && sizes.size() > 2 ? 2 : 0);
+          for (const int64_t size : sizes.slice(0, within))
+            if (!add(size, holds)) return false;
+          if (within < sizes.size()) image = {sizes[within], sizes[within + 1]};
+          if (impl_of(item)->numel() > LARGEST * LARGEST) return false;
+        } else if (asked.params[i].kind == Kind::size) {
+          if (!PyLong_CheckExact(item) || !add(PyLong_AsLongLong(item), holds)) return PyErr_Clear(), false;
+        }
+      }
+    }
+    return image.first < LARGEST && image.second < LARGEST;
+  }
+
+  uint64_t hash = 0;
+  std::pair<int64_t, int64_t> image = {1, 1};
+
+ private:
+  bool add(int64_t size, Holds holds) {
+    if (size < 0 || size >= LARGEST) return false;
+    if (holds == Holds::larger || size <= 1) return mix(static_cast<uint64_t>(size), hash), true;
+    const auto end = known_.begin() + count_, found = std::find(known_.begin(), end, size);
+    if (found == end && count_ == MOST_APART) return false;
+    if (found == end) known_[count_++] = size;
+    return mix(2 + static_cast<uint64_t>(found - known_.begin()), hash), true;
+  }
+
+  std::array<int64_t, MOST_APART> known_;
+  size_t count_ = 0;
 };
 
 // Guards one argument.
@@ -72,6 +128,7 @@ class ArgumentGuard {
         (value == Py_None && (kind == Kind::tensor || kind == Kind::out))) {
       value_ = share(value);
     } else if (kind == Kind::scalar || (kind == Kind::operand && number)) {
+      if (!is_short(value)) throw std::invalid_argument("a number beyond 64 bits");
       form_ = Form::of_class;
       value_ = share(reinterpret_cast<PyObject*>(Py_TYPE(value)));
     } else if (kind != Kind::out && (is_tensor(value) || (kind == Kind::many && is_sequence(value)))) {
@@ -86,7 +143,8 @@ class ArgumentGuard {
   }
 
   bool passes(PyObject* value) const {
-    if (form_ == Form::of_class) return reinterpret_cast<PyObject*>(Py_TYPE(value)) == value_.ptr();
+    if (form_ == Form::of_class)
+      return reinterpret_cast<PyObject*>(Py_TYPE(value)) == value_.ptr() && is_short(value);
     if (form_ == Form::value) return alike(value, value_.ptr());
     const auto items = items_of(value);
     if ((form_ == Form::sequence) != is_sequence(value) || items.size() != tensors_.size()) return false;

@@ -14,7 +14,9 @@ extern PyTypeObject JoinType;    // a forward plan and a backward operator as on
 // A parameter's name, kind and default; whether it is required or passed by name alone; what reads it.
 using GivenParam = std::tuple<Ref, char, Ref, bool, bool, Ref>;
 
-// Lets calls of `operator_` come to its Lookup from now on; `python` is its __call__, `reference` torch's function.
-void adopt(Ref operator_, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference);
+// Lets calls of `operator_` come to its Lookup from now on; `python` is its __call__, `reference` torch's function, and
+// `check` raises unless a call is valid, and `holds` for other sizes as the letter of Holds says.
+void adopt(Ref operator_, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference, Ref check,
+           char holds);
 
 }  // namespace nxcore

@@ -38,7 +38,6 @@ AROUND = (
     "dispatch_modes()",
     "function_modes() and not only_default_device()",
     "functorch()",
-    "tracing()",
     "forward_ad._current_level",
     "preference()",
 )
@@ -61,16 +60,17 @@ def source(spec: OpSpec) -> str:
     passed = " and ".join(tests)
     given = ", ".join(f"{p.name}={p.name}" if p.keyword else p.name for p in spec.params)
     out = "".join(f" or {p.name} is not None" for p in spec.params if p.kind == "out")
+    odd = f"tracing() or function_modes() or forward_ad._current_level >= 0{out}"
     look = f"""\
-    if is_compiling() or function_modes() or forward_ad._current_level >= 0{out}:
+    if is_compiling():
         return self.far({names})
     try:
-        for {guards}key, plan in self.near[{_near_key(spec)}]:
+        for {guards}key, plan in () if {odd} else self.near[{_near_key(spec)}]:
             if {passed}:
                 break
         else:
             plan = None
-    except (KeyError, TypeError, AttributeError, RuntimeError):
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
         plan = None
 """
     served = f"""\
@@ -79,14 +79,19 @@ def source(spec: OpSpec) -> str:
     except Exception as error:
         return self.failed(key, plan, error, {names})
 """
+    far_by_kernel = f"""\
+        try:
+            return self.far({names}, kernels=True)
+        except _InvalidInputError:  # which is the caller's to refuse
+            return None"""
     return f"""\
 def __call__(self, {_signature(spec)}):{_selects(spec, given)}{_draws(spec)}{_reads(spec)}
 {look}    if plan is None:
         return self.far({names})
 {served}
 def by_kernel(self, {names}):{_reads(spec)}
-{look}    if plan is None:
-        return self.far({names}, kernels=True)
+{look.replace(f"far({names})", f"far({names}, kernels=True)")}    if plan is None:
+{far_by_kernel}
     if plan is reference or leads_to(plan, reference):
         return None
 {served}
@@ -96,7 +101,7 @@ def by_kernel_compiled(self, {names}):
 {_reads(spec)[1:]}
     _found = self.find({names})
     if _found is None:
-        return self.far({names}, kernels=True)
+{far_by_kernel}
     key, plan, _bare = _found
     if plan is reference or leads_to(plan, reference):
         return None
@@ -109,21 +114,24 @@ def run(self, {names}):
 def far(self, {names}, kernels=False):
     if is_compiling():
         return self.miss(None, {names}, kernels=kernels)
+    if tracing() or {_lead(spec)}.__class__ not in PLAIN and _stand_ins(({names},)):
+        # A trace records each size that is read, and ends where torch refuses to.
+        return self.miss(None, {names}, kernels=kernels)
     near = self.near
     try:
         key = {_key(spec)}
         plan = self.plans.get(key)
-    except (TypeError, AttributeError, RuntimeError):
+    except (TypeError, AttributeError, RuntimeError, ValueError):  # the last of a stand-in of torch.fx
         key = plan = None
     if plan is None:
-        counts = self.passed if kernels else self.rare
-        _mark = hash(key)
-        met = counts.get(_mark)
+        met = self.rare.get(key)
         if met is None and key is not None:
-            met = 0 if self.families.serve(self.family(key, {names}), counts, {names}) else None
+            if self.families.serve(self.family(key, {names}), self.rare, {names}):
+                self.spec.check(*self.frozen(({names},)))
+                met = 0
         if met is None or met >= RARE:
             return self.miss(key, {names}, kernels=kernels)
-        counts[_mark] = met + 1
+        self.rare[key] = met + 1
         plan = reference
     elif not (function_modes(){out}):
         self.approach(near, key, plan, {names})
@@ -166,9 +174,14 @@ def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
 
 def alike(a: Any, b: Any) -> bool:
     """Return whether equal values have the same classes; most often their items are identical."""
-    if a.__class__ is not tuple or b.__class__ is not tuple:
-        return a.__class__ is b.__class__
-    return all(map(is_, a, b)) or [*map(type, a)] == [*map(type, b)]
+    if a.__class__ is not b.__class__:
+        return False
+    return a.__class__ is not tuple or all(map(is_, a, b)) or all(map(alike, a, b))
+
+
+def class_of(value: Any) -> Any:
+    """Return the class of a value, and for a tuple those of its items."""
+    return value.__class__ if value.__class__ is not tuple else (*map(class_of, value),)
 
 
 def _guard(value: Any) -> Guard:
@@ -244,17 +257,28 @@ def _facts(name: str, *more: str) -> str:
     return f"({strides}, {absent}, {', '.join(f'{name}.{fact}' for fact in facts)})"
 
 
+def _lead(spec: OpSpec) -> str:
+    """Return the expression of the first tensor."""
+    n = spec.params[0].name
+    return f"({n}[0] if ({_sequence(n)}) and {n} else {n})" if spec.params[0].kind == "tensors" else n
+
+
 def _sequence(name: str) -> str:
     return f"{name}.__class__ is tuple or {name}.__class__ is list"
+
+
+def _number(name: str) -> str:
+    """Return the expression of a number: a plan serves all of a class, but for whole ones beyond 64 bits."""
+    return f"({name}.__class__ if {name}.__class__ is not int or {-(2**63)} <= {name} < {2**64} else {name})"
 
 
 def _plain(p: Param) -> str:
     """Return the key's expression for a number or a static value."""
     n = p.name
     if p.kind == "scalar":
-        return f"{n}.__class__"
+        return _number(n)
     # With classes: 1, 1.0 and True are equal, but not all of them pass the checks.
-    return f"(tuple({n}), *map(type, {n})) if {_sequence(n)} else ({n}.__class__, {n})"
+    return f"(tuple({n}), *map(_class_of, {n})) if {_sequence(n)} else ({n}.__class__, {n})"
 
 
 def _key(spec: OpSpec) -> str:
@@ -271,7 +295,7 @@ def _key(spec: OpSpec) -> str:
             many = f"({n} and {n}[0].layout, *[{_facts('t')} for t in {n}])"
             parts.append(f"{many} if {_sequence(n)} else {_facts(n, 'layout')}")
         elif p.kind == "operand":
-            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {_facts(n, 'layout')}")
+            parts.append(f"{_number(n)} if {n}.__class__ in NUMBERS else {_facts(n, 'layout')}")
         elif p.kind == "out":
             parts.append(f"None if {n} is None else ({_facts(n, 'layout')}, overlap({n}, {inputs}))")
         else:
@@ -320,9 +344,9 @@ def _near_key(spec: OpSpec) -> str:
             fact = f"{n}.shape" if first else f"{n}.is_nested"
             parts.append(f"{n} if {n} is None else {fact}" if p.default is None else fact)
         elif p.kind == "operand":
-            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {n}.is_nested")
+            parts.append(f"{_number(n)} if {n}.__class__ in NUMBERS else {n}.is_nested")
         elif p.kind == "scalar":
-            parts.append(f"{n}.__class__")
+            parts.append(_number(n))
         elif p.kind in FIXED:
             parts.append(n)
         first = False

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from nxcore.call.generated import alike, defaults, source
+from nxcore.call.generated import alike, class_of, defaults, source
 from nxcore.call.operator import NUMBERS, Operator, Postpones, Recoverer, Resolver
 from nxcore.call.overlap import overlap
 from nxcore.call.rare import RARE
-from nxcore.call.unusual import PLAIN, only_default_device
+from nxcore.call.unusual import PLAIN, only_default_device, stand_ins
 from nxcore.context import PREFERENCE
+from nxcore.errors import InvalidInputError
 from nxcore.interop import autocast, internals, native
 from nxcore.observe.counted import leads_to
 from nxcore.spec.compiling import unseen
@@ -59,11 +60,15 @@ def make_operator(
         "leads_to": leads_to,
         "reference": spec.reference,
         "selected": _selected(spec, op, backend),
+        "_InvalidInputError": InvalidInputError,
+        "_class_of": class_of,
+        "_stand_ins": stand_ins,
     } | defaults(spec)
     execute(text, f"<nxcore operator {spec.name}>", scope)
     methods = {
         name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key", "family")
     }
+    methods["__module__"] = "nxcore.ops"  # where torch.fx finds an operator of a graph again
     bases = native.bases(Operator, spec, wanted=compiled)
     if len(bases) > 1:
         methods["by_kernel"] = scope["by_kernel_compiled"]

@@ -103,11 +103,9 @@ class Operator:
         self._older: dict[Any, Callable[..., Any]] = {}
         self._new = 0  # plans since all became older
         self.near: Near = ending.table()
-        # By the hash of a key, which is slow to compute. Calls of one hash are counted together, no more.
-        self.rare: dict[int, int] = {}
+        self.rare: dict[Any, int] = {}  # how often torch served calls with a key, which were checked
         self._shapes: Tables | None = None  # the shapes on record when a call was last postponed
         self.families = Families()
-        self.passed: dict[int, int] = {}  # the same of ``by_kernel``, whose caller checks the arguments
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
 
     def __repr__(self) -> str:
@@ -126,7 +124,7 @@ class Operator:
     run: Callable[..., Any]
     """Run the operator, with all arguments positional. This and the following are generated."""
     by_kernel: Callable[..., Any]
-    """Run the operator; None if torch serves the call, for a caller with its own implementation."""
+    """Run the operator; None if torch serves the call or it is invalid, for a caller that has torch's own."""
     key: Callable[..., Any]
     """Return the key of a call."""
     near_key: Callable[..., Any]
@@ -156,7 +154,7 @@ class Operator:
 
     def forget(self) -> None:
         """Drop all plans and counts: what a call may wait for has changed."""
-        self.rare, self.passed, self.families = {}, {}, Families()
+        self.rare, self.families = {}, Families()
         self.drop_counts()
         self.clear()
 
@@ -208,9 +206,11 @@ class Operator:
         ending.halt()
         plan = None if key is None else self._older.get(key)
         if plan is None and key is not None and self._is_rare(key, args):
-            self._count(key, args, kernels=kernels)
+            self._count(key, args)
             key, plan = None, self.spec.reference
         args = self.frozen(args)
+        if key is None and (found := unusual.stand_ins(args)):
+            return unusual.recorded(self, self.spec.params, args, found)
         if sharding.is_sharded(args):  # each rank calls with its own shards
             return sharding.divided(self.spec, self.run, args)
         if plan is None:
@@ -224,8 +224,8 @@ class Operator:
                 return self._serve_uncast(key, args, kernels=kernels)
             else:
                 self.spec.check(*args)
-                found = self._resolve(self, args, self._met(key, args))
-                plan, key = found.call, key if found.keep else None
+                made = self._resolve(self, args, self._met(key, args))
+                plan, key = made.call, key if made.keep else None
         if key is not None:
             self._remember(key, plan)
         if kernels and leads_to(plan, self.spec.reference):
@@ -246,7 +246,7 @@ class Operator:
         return result
 
     def _met(self, key: Any, args: tuple[Any, ...]) -> int:
-        return sum(counts.get(hash(key), 0) for counts in (self.rare, self.passed)) + self.rarely(None, args)
+        return self.rare.get(key, 0) + self.rarely(None, args)
 
     def rarely(self, shapes: Tables | None, args: tuple[Any, ...]) -> int:  # noqa: ARG002  the extension reads them
         """Return how often the extension counted this call; 0 without it. Its base overrides this.
@@ -256,23 +256,18 @@ class Operator:
         """
         return 0
 
-    def _count(self, key: Any, args: tuple[Any, ...], *, kernels: bool) -> None:
-        """Check and count a call; others of its family are counted unchecked, by the extension or ``far``."""
-        counts = self.passed if kernels else self.rare
-        try:
-            self.spec.check(*self.frozen(args))
-            if self.rarely(self._shapes, args):
-                return
-            self.families.add(self.family(key, *args), present(self._shapes, "shapes"))
-        except FOREIGN:
-            if not kernels:  # a module's call is torch's to reject
-                raise
-        make_room(counts)
-        counts[hash(key)] = 1
+    def _count(self, key: Any, args: tuple[Any, ...]) -> None:
+        """Check and count a call; others of its family are, by the extension or ``far``."""
+        self.spec.check(*self.frozen(args))
+        if self.rarely(self._shapes, args):
+            return
+        self.families.add(self.family(key, *args), present(self._shapes, "shapes"))
+        make_room(self.rare)
+        self.rare[key] = 1
 
     def _is_rare(self, key: Any, args: tuple[Any, ...]) -> bool:
         """Return whether torch may serve a call without a plan, since such calls were met rarely."""
-        if self._postpones is None or key[-7:-1] != ORDINARY:
+        if self._postpones is None or key[-1 - len(ORDINARY) : -1] != ORDINARY:
             return False
         if met := self._met(key, args):
             return met < RARE
@@ -285,7 +280,8 @@ class Operator:
     def waited(self, args: tuple[Any, ...]) -> int:
         """Return how many calls like this one torch served without a plan, if the next may be one; else 0."""
         try:
-            key = self.key(*args)
+            with untraced():  # which ends where torch refuses to record a size
+                key = self.key(*args)
             return 0 if key in self.plans else min(self._met(key, args), RARE)
         except (TypeError, AttributeError, RuntimeError):
             return 0  # such a call has no key
@@ -298,7 +294,7 @@ class Operator:
         found = self._resolve(self, args, 0)
         if found.keep:
             key = self.key(*args)
-            self.rare[hash(key)] = RARE
+            self.rare[key] = RARE
             self._remember(key, found.call)
 
     def _traced(self, args: tuple[Any, ...]) -> Any:

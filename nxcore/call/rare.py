@@ -17,21 +17,21 @@ RARE = 3
 COUNTED = 4096
 """The most keys that an operator counts; beyond it all counts begin anew."""
 
-ORDINARY = (False, 0, False, None, None, -1)
-"""The end of the key of a call without autocast, modes, transforms and traces, but for the preference."""
+ORDINARY = (False, 0, False, None, -1)
+"""The end of the key of a call without autocast, modes and transforms, but for the preference."""
 
 Tables = tuple[Mapping[Any, None], ...]
 """Shapes on record."""
 
 
-def make_room(counts: dict[int, int]) -> None:
+def make_room(counts: dict[Any, int]) -> None:
     """Let all counts begin anew if there are too many."""
     if len(counts) >= COUNTED:
         counts.clear()
 
 
 class Families:
-    """Kinds of calls whose arguments were checked: torch serves other sizes of them without another look.
+    """Kinds of calls that may wait: torch serves other sizes of them once their arguments were checked.
 
     Calls of a family differ in the sizes and strides of tensors alone. The extension has the same of its own.
     """
@@ -47,7 +47,7 @@ class Families:
             self._known.add(family)
         self._tables = tables
 
-    def serve(self, family: Hashable, counts: dict[int, int], *args: Any) -> bool:
+    def serve(self, family: Hashable, counts: dict[Any, int], *args: Any) -> bool:
         """Return whether torch serves a call that is not in ``counts``, which then have room for it."""
         try:
             if family not in self._known:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,22 @@ def untraced() -> Iterator[None]:
         yield
     finally:
         internals.set_tracing_state(state)
+
+
+def stand_ins(args: Sequence[Any]) -> list[Any]:
+    """Return the arguments that stand for tensors and are none, as those of ``torch.fx.symbolic_trace``."""
+    flat = [item for value in args for item in (value if isinstance(value, tuple | list) else (value,))]
+    return [v for v in flat if hasattr(type(v), "__torch_function__") and not isinstance(v, Tensor)]
+
+
+def recorded(
+    operator: Callable[..., Any], params: Sequence[Any], args: Sequence[Any], found: list[Any]
+) -> Any:
+    """Return what stands for the result of a call, which becomes one node of the stand-ins' graph."""
+    named = list(zip(params, args, strict=True))
+    given = tuple(value for p, value in named if not p.keyword)
+    by_name = {p.name: value for p, value in named if p.keyword and value is not None}
+    return torch.overrides.handle_torch_function(operator, found, *given, **by_name)
 
 
 def only_default_device() -> bool:

@@ -100,6 +100,7 @@ class Backward:
             ),
             reference=reference.function(self.name, self.source()),
             check=self.check,
+            holds="alike",
             cost=self.cost,
             samples=tuple(self._samples(forward)),
             errors=self._errors(),

@@ -81,6 +81,7 @@ class Forward:
             ),
             reference=self.reference(name, doc),
             check=self.check,
+            holds="alike",
             cost=self.cost,
             samples=samples(expression),
             errors=errors(expression),

@@ -114,4 +114,6 @@ def adopt(operator: Any, spec: OpSpec) -> None:
         for p in spec.params
     )
     lowers = "lower" in spec.autocast.values()
-    extension.adopt(operator, params, lowers, type(operator).__call__, spec.reference)
+    extension.adopt(
+        operator, params, lowers, type(operator).__call__, spec.reference, spec.check, spec.holds[0]
+    )

@@ -170,6 +170,7 @@ def of_axes(name: str, reference: Callable[..., Any], **other: Any) -> OpSpec:
     shared: dict[str, Any] = {
         "params": (Param("x", "tensor"), Param("dim", "static", None), Param("keepdim", "static", False)),
         "check": check,
+        "holds": "alike",
         "cost": cost,
         "samples": SAMPLES,
         "errors": ERRORS,

@@ -215,6 +215,7 @@ SPEC = OpSpec(
     ),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

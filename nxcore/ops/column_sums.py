@@ -171,6 +171,7 @@ SPEC = OpSpec(
     params=(Param("xs", "tensors"),),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

@@ -241,6 +241,7 @@ SPEC = OpSpec(
     ),
     reference=reference,
     check=check,
+    holds="larger",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

@@ -155,6 +155,7 @@ SPEC = OpSpec(
     params=(Param("logits", "tensor"),),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

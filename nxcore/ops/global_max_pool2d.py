@@ -106,6 +106,7 @@ SPEC = OpSpec(
     params=(Param("x", "tensor"),),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

@@ -244,6 +244,7 @@ SPEC = OpSpec(
     ),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

@@ -253,6 +253,7 @@ SPEC = OpSpec(
     params=(Param("a", "tensor"), Param("b", "tensor"), PRECISION),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

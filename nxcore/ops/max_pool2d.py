@@ -301,6 +301,7 @@ SPEC = OpSpec(
     ),
     reference=reference,
     check=check,
+    holds="larger",
     cost=cost,
     outputs=_described,
     samples=SAMPLES,

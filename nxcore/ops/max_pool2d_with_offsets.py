@@ -108,6 +108,7 @@ SPEC = OpSpec(
     ),
     reference=reference,
     check=check,
+    holds="larger",
     cost=cost,
     samples=tuple(s for s in POOL_SAMPLES if not s.kwargs),
     errors=ERRORS,

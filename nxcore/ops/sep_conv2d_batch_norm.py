@@ -263,6 +263,7 @@ SPEC = OpSpec(
     ),
     reference=reference,
     check=check,
+    holds="larger",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

@@ -257,6 +257,7 @@ SPEC = OpSpec(
     params=(Param("xs", "tensors"), Param("logits", "tensor")),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

@@ -172,6 +172,7 @@ SPEC = OpSpec(
     params=(Param("x", "tensor"), Param("dim", "static", None), Param("keepdim", "static", False)),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     outputs=described,
     samples=SAMPLES,

@@ -152,6 +152,7 @@ SPEC = OpSpec(
     params=(Param("x", "tensor"), Param("size", "size")),
     reference=reference,
     check=check,
+    holds="alike",
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,

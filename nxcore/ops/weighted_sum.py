@@ -107,6 +107,7 @@ SPEC = OpSpec(
     params=(Param("xs", "tensors"), Param("weights", "tensor")),
     reference=reference,
     check=check,
+    holds="alike",
     cost=SOFTMAX_SUM.cost,
     samples=SAMPLES,
     errors=ERRORS,

@@ -105,6 +105,8 @@ def backward_of(
     more: dict[str, Any] = {"terms": lambda _grad, *args: spec.terms(*args), "dtypes": spec.dtypes}
     if not params and not masked:
         more["ways"] = ways
+    if not (params or check) and spec.holds == "alike":
+        more["holds"] = spec.holds
     return OpSpec(
         name=f"{spec.name}_backward",
         params=(

@@ -257,7 +257,11 @@ class OpSpec:
     reference : callable
         The operator in torch, accumulating in float32 or wider. In float64 it defines the right result.
     check : callable
-        Raises ``InvalidInputError``; runs once, before any backend is tried.
+        Raises ``InvalidInputError``, before any backend is tried. It reads no data, and of a number its class
+        and whether it fits 64 bits.
+    holds : str
+        The sizes for which a check that passed holds: the ``same``; ``alike`` ones, where it compares sizes
+        with each other, 0 and 1 alone; or those of ``larger`` images, the last two of the first tensor.
     cost : callable
         ``cost(*arguments) -> Cost``; reads only shapes and dtypes, so arguments may be ``TensorMeta``.
     samples : tuple of Sample
@@ -323,6 +327,7 @@ class OpSpec:
     terms: Callable[..., int]
     dtypes: tuple[torch.dtype, ...] = FLOATS
     exact: bool = False
+    holds: Literal["same", "alike", "larger"] = "same"
     idioms: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     gradient: Gradient | None = None

@@ -58,7 +58,7 @@ def test_an_operator_carries_its_name_and_documentation(session, name):
 
 
 def test_the_generated_source_can_be_read(session):
-    assert "in self.near[" in inspect.getsource(type(session.op("add")).__call__)
+    assert "self.near[" in inspect.getsource(type(session.op("add")).__call__)
     assert "plan = self.plans.get(key)" in inspect.getsource(type(session.op("add")).far)
 
 
