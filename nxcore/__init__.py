@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from nxcore.nn.swap import Swap
     from nxcore.observe.profiling import Profile
     from nxcore.offline.models import ModelExplanation
-    from nxcore.offline.survey import Status
+    from nxcore.offline.status import Status
     from nxcore.registry.registry import BackendStatus
     from nxcore.session import Session
+
+    Inputs = tuple[Any, ...] | None
 
 __version__ = "0.1.0"
 
@@ -57,20 +59,22 @@ __all__ = [
 
 
 def accelerate(
-    model: Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True, graphs: bool = True
+    model: Module, prepare: Inputs = None, *, watch: bool = True, graphs: bool = True, dry_run: bool = False
 ) -> Swap:
     """Let nxcore's operators serve the supported modules of ``model``, which get classes of ``nxcore.nn``.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Any module; it may be replaced itself. Its modules stay the same objects with the same state.
+        Any module. Its modules stay the same objects with the same state.
     prepare : tuple, optional
         Arguments of a call, whose kernels, forward and backward, are compiled and measured now.
     watch : bool
         Compare steps with a few plain ones, and give modules back to torch where those are faster.
     graphs : bool
         On a CUDA device, replay the model's calls in training as two CUDA graphs, if its code allows that.
+    dry_run : bool
+        Change and measure nothing: return what would be replaced, with gains by the device's records.
 
     Returns
     -------
@@ -80,15 +84,15 @@ def accelerate(
     >>> nxcore.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
     {'0': 'MaxPool2d'}
     """
+    if dry_run:
+        return importlib.import_module("nxcore.offline.gains").dry_run(model, prepare)  # type: ignore[no-any-return]
     from nxcore.nn import swap
 
     return swap.accelerate(model, prepare, watch=watch, graphs=graphs)
 
 
 def backends() -> dict[str, BackendStatus]:
-    """Return name -> status of every backend: ready, unavailable, failed or disabled, and why.
-
-    A ``BackendStatus`` has ``status``, ``reason``, ``hint``, ``source`` and ``operators``.
+    """Return name -> ``BackendStatus``: ready, unavailable, failed or disabled, the reason and a hint.
 
     >>> nxcore.backends()["torch"].status
     'ready'
@@ -331,25 +335,22 @@ def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
     model : torch.nn.Module, optional
         Any module, usually one that was passed to ``accelerate``. Without one, all problems of this process.
     *args, **kwargs
-        The arguments of the model. With these, one step is run and its calls are counted, for the time saved
-        in a step. No ``.grad`` is written; buffers and random numbers stay unchanged.
+        Its arguments: one step is run, and its calls are counted, for the time saved in a step. No ``.grad``
+        is written; buffers and random numbers stay unchanged.
 
     Returns
     -------
     Status
-        ``str()`` gives a table; it has ``rows``, ``saved_ms``, ``next``, ``tally`` and ``to_dict()``. The
-        tally counts what this process has compiled and measured.
+        ``str()`` gives tables; it has ``rows``, ``served``, ``saved_ms``, ``next`` and ``to_dict()``.
 
-    Examples
-    --------
     >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
     >>> swap = nxcore.accelerate(model)
     >>> [row.calls for row in nxcore.status(model, torch.ones(1, 1, 4, 4)).rows]
     [1]
     """
-    from nxcore.offline import survey
+    from nxcore.offline import status
 
-    return survey.of_model(model, *args, **kwargs)
+    return status.of_model(model, *args, **kwargs)
 
 
 def use(*backends: str) -> AbstractContextManager[None]:

@@ -19,7 +19,8 @@ from nxcore.bench.demo import Cell, Report, Row
 from nxcore.bench.example import Step, compared, network
 from nxcore.cli import demo_tables
 from nxcore.measure.ceilings import Ceilings
-from nxcore.offline.survey import Served, Status
+from nxcore.offline.status import Status
+from nxcore.offline.survey import Served
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings

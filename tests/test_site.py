@@ -25,7 +25,9 @@ PUBLIC = {
     "nxcore.plugin": set(plugin.__all__),
     "nxcore.distributed": {"agree"},
     "nxcore.interop.library": {"define_all"},
-    "nxcore.offline.survey": {"Served", "Status"},
+    "nxcore.offline.seen": {"Row"},
+    "nxcore.offline.status": {"Status"},
+    "nxcore.offline.survey": {"Served"},
     "nxcore.observe.profiling": {"Profile", "Spent", "profile_op"},
     "nxcore.spec.checks": {
         n for n in vars(importlib.import_module("nxcore.spec.checks")) if n.startswith("require_")

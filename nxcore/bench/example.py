@@ -19,7 +19,7 @@ from nxcore.choose.learn.watch import FIRST
 from nxcore.errors import NxcoreError
 from nxcore.measure.decision import Interval, interval
 from nxcore.nn.swap import accelerate
-from nxcore.offline import survey
+from nxcore.offline.status import Status, of_model
 
 SIDE, CHANNELS, CLASSES = 32, 16, 10
 LAYER = 2
@@ -44,7 +44,7 @@ class Step:
         Times as fast as plain, from pairs of steps: median and interval.
     plain_error, accelerated_error : float
         Relative error of all gradients against float64, in the 2-norm.
-    status : survey.Status
+    status : Status
         The problems of the accelerated step, and their winners.
     """
 
@@ -53,7 +53,7 @@ class Step:
     ratio: tuple[float, float, float]
     plain_error: float
     accelerated_error: float
-    status: survey.Status
+    status: Status
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as plain data."""
@@ -112,7 +112,7 @@ def compared(plain: nn.Sequential, images: Tensor, labels: Tensor) -> Step:
     """Compare ``plain`` with an accelerated copy; the policy in force decides new problems."""
     fast = copy.deepcopy(plain)
     accelerate(fast, watch=False)
-    status = survey.of_model(fast, images)
+    status = of_model(fast, images)
     exact = _gradients(copy.deepcopy(plain).double(), images.double(), labels)
     errors = [_error(_gradients(model, images, labels), exact) for model in (plain, fast)]
     models = [(model, torch.optim.SGD(model.parameters(), lr=0.01)) for model in (plain, fast)]

@@ -23,7 +23,7 @@ from nxcore.choose.contenders import Choice, regimes
 from nxcore.choose.learn.budget import Heat, Pace
 from nxcore.choose.learn.exploration import MET, Call, Exploration, Switch, exploration
 from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
-from nxcore.context import announce, capturing
+from nxcore.context import announce, capturing, in_force
 from nxcore.interop import internals
 from nxcore.interop.autograd import Differentiable
 from nxcore.measure.race import Clock
@@ -255,7 +255,7 @@ class Crossing:
             pair, self._pair = self._pair, None
         if pair is not None:  # otherwise another thread measures it
             self._pairs.waiting -= self._policy == "measure"
-            with self._aside():
+            with self._aside(), in_force(observers=()):  # its calls aren't the program's
                 decision = self._pairs.measure(pair, self._raced(), args)
             self._route(decision.chosen != TORCH)
             announce()

@@ -62,12 +62,13 @@ def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
     """Return the ``Status`` of a trace; with ``line``, the same as ``collect`` for that one problem."""
     from nxcore import session
     from nxcore.errors import InvalidInputError
-    from nxcore.offline import ahead, survey
+    from nxcore.offline import ahead
+    from nxcore.offline.status import of_trace
     from nxcore.spec.device import available
 
     current, where = session.default(), available(device) if device else None
     if line is None:
-        return survey.of_trace(current, path, steps=steps, device=where)
+        return of_trace(current, path, steps=steps, device=where)
     cells = ahead.of_trace(current.registry, path, where)
     if not 1 <= line <= len(cells):
         raise InvalidInputError(f"{path} has lines 1 to {len(cells)}, got {line}", argument="from_trace")

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from nxcore.errors import of_type
 from nxcore.nn import activations, watching
-from nxcore.nn.exchange import EXCHANGING, MARK, RESTING, awake, become
+from nxcore.nn.exchange import EXCHANGING, MARK, PATCHED, RESTING, awake, become, kind
 from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
@@ -45,16 +45,21 @@ TORCHS = {ours: torchs for torchs, ours in OURS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The result of ``accelerate`` or ``restore``.
+    """The modules of a model that have nxcore's classes, and why the others don't.
 
     Attributes
     ----------
     replaced : dict of str to str
-        The name of a module in the model -> its former class. A shared module has one name.
+        The name of a module whose class is nxcore's -> torch's class. A shared module has one name. Of
+        ``restore``, the modules that have torch's class again.
     left : dict of str to str
-        The name of a module -> why it was not changed.
+        The name of another module that has no children, or is of a kind that nxcore has -> why it is so.
     replays : str
         Whether training steps of the model may be replayed; if not, why.
+    gains : dict of str to float or None, optional
+        Of ``accelerate(model, dry_run=True)`` alone: the name of each module that would be replaced -> how
+        many times as fast as torch's its calls are by the records of its device; 1 where torch won; None
+        where there is no record.
 
     Examples
     --------
@@ -67,21 +72,34 @@ class Swap:
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     replays: str = ""
+    gains: dict[str, float | None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all as plain data."""
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
-        lines += [f"  {name or '(the model)'}: {cls}" for name, cls in self.replaced.items()]
+        dry = self.gains is not None
+        lines = [f"{'would replace' if dry else 'replaced'} {len(self.replaced)}, left {len(self.left)}"]
+        lines += [f"  {n or '(the model)'}: {cls}{self._gain(n)}" for n, cls in self.replaced.items()]
+        lines += [f"  {line}" for line in self.reasons]
+        lines += [f"  steps: {self.replays}"] if self.replays else []
+        return "\n".join(lines)
+
+    @property
+    def reasons(self) -> list[str]:
+        """A line for each reason why modules were left, with their number, the most frequent first."""
         like: dict[str, list[str]] = {}
         for text in self.left.values():  # texts that differ in numbers alone are one line
             like.setdefault(text.partition(": ")[0], []).append(text)
-        for head, texts in sorted(like.items(), key=lambda item: -len(item[1])):
-            lines.append(f"  left {len(texts)}: {head if len(set(texts)) > 1 else texts[0]}")
-        lines += [f"  steps: {self.replays}"] if self.replays else []
-        return "\n".join(lines)
+        found = sorted(like.items(), key=lambda item: -len(item[1]))
+        return [f"left {len(texts)}: {head if len(set(texts)) > 1 else texts[0]}" for head, texts in found]
+
+    def _gain(self, name: str) -> str:
+        if self.gains is None:
+            return ""
+        gain = self.gains[name]
+        return ", gain unknown" if gain is None else f", {gain:.2f} times as fast"
 
 
 def accelerate(
@@ -108,19 +126,13 @@ def accelerate(
 def exchanged(model: nn.Module) -> Swap:
     """Exchange the classes of modules that an operator can serve; end watches over steps."""
     watching.unwatch(model)
-    swap = Swap()
-    for name, module in model.named_modules():
+    for module in model.modules():
         with EXCHANGING:
-            cls = type(module)
-            if why := _refusal(module):
-                swap.left[name] = why
-                look(module)
-            elif cls in OURS and OURS[cls].concerns(module):
-                module.__class__ = OURS[cls]
+            if _able(module):
+                module.__class__ = OURS[kind(module)]
                 vars(module)[MARK] = True
-                swap.replaced[name] = cls.__name__
-                look(module)
-    return swap
+            look(module)
+    return standing(model)
 
 
 def restore(model: nn.Module) -> Swap:
@@ -148,27 +160,37 @@ def restore(model: nn.Module) -> Swap:
     return swap
 
 
-def standing(model: nn.Module) -> Swap:
-    """Return the current state as a ``Swap``; ``replaced`` are the modules that run operators."""
+def standing(model: nn.Module, *, would: bool = False) -> Swap:
+    """Return which modules have nxcore's classes now, or ``would`` have them after ``accelerate``."""
     swap = Swap()
     for name, module in of_type(model, nn.Module, "a torch.nn.Module", "model").named_modules():
-        if isinstance(module, Served):
-            if why := module.reason:
-                swap.left[name] = why
-            elif module.concerns(module):
-                swap.replaced[name] = type(module).__name__
-        elif next(module.children(), None) is None:
-            swap.left[name] = _refusal(module) or "not accelerated"
+        cls = kind(module)
+        if PATCHED in vars(cls):
+            swap.replaced[name] = vars(cls)[PATCHED].__name__
+        elif isinstance(module, Served):
+            if module.concerns(module):
+                swap.replaced[name] = TORCHS.get(awake(module), cls).__name__
+        elif _able(module):
+            (swap.replaced if would else swap.left)[name] = cls.__name__ if would else "not accelerated"
+        elif why := _refusal(module):
+            swap.left[name] = why
     return swap
 
 
+def _able(module: nn.Module) -> bool:
+    """Return whether ``accelerate`` exchanges the class of ``module``."""
+    cls = kind(module)
+    return cls in OURS and not _refusal(module) and bool(OURS[cls].concerns(module))
+
+
 def _refusal(module: nn.Module) -> str:
-    """Return why ``module`` is not changed; empty if it can be, or only contains others."""
-    cls = type(module)
+    """Return why ``module``, of torch's class or the user's, is not changed.
+
+    Empty if it can be, or only contains others.
+    """
+    cls = kind(module)
     if cls in OURS:
-        return "its forward was replaced" if "forward" in vars(module) else OURS[cls].refusal(module)
-    if awake(module) in TORCHS:
-        return "nxcore's already"
+        return "its forward was replaced" if "forward" in vars(module) else str(OURS[cls].refusal(module))
     base = next((b for b in cls.__mro__ if b in OURS), None)
     if base and OURS[base].concerns(module):
         if parametrize.is_parametrized(module):

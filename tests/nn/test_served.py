@@ -222,9 +222,11 @@ def test_a_copy_and_a_pickle_are_awake(resting: nn.Module) -> None:
 
 
 def test_what_rests_is_told_and_can_be_restored(resting: nn.Module) -> None:
-    assert nxcore.status(resting).modules.left == {"": served.RESTS}
+    found = nxcore.status(resting)
+    assert (found.modules.left, found.modules.replaced) == ({}, {"": "MaxPool2d"})
+    assert [(row.state, row.reason) for row in found.served] == [("rests", served.RESTS)]
     assert resting.reason == served.RESTS
-    assert nxcore.accelerate(resting).left == {"": "nxcore's already"}
+    assert nxcore.accelerate(resting).replaced == {"": "MaxPool2d"}
     call(resting, AFTER)
     assert rests(resting)
     assert nxcore.restore(resting).replaced == {"": "MaxPool2d"}

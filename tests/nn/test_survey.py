@@ -52,8 +52,8 @@ def test_a_model_that_is_not_accelerated_is_told_to_be():
     found = nxcore.status(network())
     assert found.rows == ()
     assert not found.modules.replaced
-    assert found.next == "nxcore.accelerate(model) lets nxcore's operators serve its modules"
-    assert "0 modules are served" in str(found)
+    assert found.next == "nxcore.accelerate(model) lets nxcore's operators serve 4 of its modules"
+    assert "modules: 0 replaced, 5 left" in str(found)
     one = replace(found, tally=Tally(compilations=1, races=2))
     assert "this process: 1 compilation, 2 races" in str(one)
 
@@ -71,7 +71,11 @@ def test_a_step_tells_its_problems_kernels_and_what_they_save():
     assert found.saved_ms == pytest.approx(2 * 0.9, rel=0.05)
     assert found.counts["kernel"] == 2
     text = str(found)
-    assert "4 modules are served by nxcore's operators, 1 stay torch's own" in text
+    assert (
+        "modules: 4 replaced (2 served, 2 torch, 0 undecided), 1 left\n  left 1: no operator for Dropout"
+        in text
+    )
+    assert "\n2 x Conv2d      fake" in text
     assert "problems: 2 served by a kernel; 2 served by torch" in text
     assert "saved: 1.8 ms a step" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -79,10 +83,11 @@ def test_a_step_tells_its_problems_kernels_and_what_they_save():
     assert {row.problem.op for row in nxcore.status(model).rows} == {row.problem.op for row in found.rows}
 
 
-@pytest.mark.usefixtures("session")
-def test_the_bridge_to_a_gradient_is_taken_off_what_is_saved():
+def test_the_bridge_to_a_gradient_is_taken_off_what_is_saved(session, monkeypatch):
+    """Where forward and backward were not measured together."""
     model = network()[:1]
     nxcore.accelerate(model)
+    monkeypatch.setattr(session.chooser.pairs, "of", lambda problem: None)
     with nxcore.policy("measure"):
         training, evaluation = nxcore.status(model, X), None
         with torch.no_grad():
@@ -115,7 +120,10 @@ def test_what_calls_are_learning_is_told():
         found = nxcore.status(model, X)
     assert found.counts["learning"] >= 1
     assert "in exploration" in str(found)
-    assert "nxcore tune --from-trace FILE" in found.next
+    assert (
+        found.next
+        == "keep running: further calls decide; nxcore.accelerate(model, prepare=(input,)) measures now"
+    )
 
 
 def run(*words):
