@@ -49,6 +49,7 @@ SHARE = max(THREADS // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1)
 FIRST = (
     "tests/hostile/test_mutations.py",
     "tests/plugins/test_ending.py",
+    "tests/pages/test_pages.py",
     "tests/plugins/test_triton.py::test_every_kernel_compiles",
     "tests/test_demo.py",
     "tests/test_tutorial.py",

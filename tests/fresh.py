@@ -32,12 +32,13 @@ def run(
     cwd: Path | str | None = None,
     check: bool = False,
     timeout: float = 300,
+    python: Path | str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with ``-c CODE``, ``-m MODULE`` or a file, and what follows; as ``subprocess.run`` does.
 
-    What the process prints is returned.
+    What the process prints is returned. ``python`` is the interpreter, if it isn't this one.
     """
-    server = _server()
+    server = _server(python)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         order = {
             "words": [str(word) for word in words],
@@ -62,9 +63,9 @@ def run(
 
 
 @functools.cache
-def _server() -> Any:
+def _server(python: Path | str) -> Any:
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [python, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     atexit.register(_end, server)
     return server

@@ -12,17 +12,14 @@ it for hatchling where that is installed; where it isn't, pip fetches it to buil
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.pages.shell import Shell, environment, missing
 from tests.venvs import furnish
 
 ROOT = Path(__file__).parents[1]
@@ -30,12 +27,7 @@ PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 TEMPLATE = ROOT / "docs" / "template"
 
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-NUMBER = r"\d+(?:\.\d+)*(?:e[+-]?\d+)?"
-COUNTED = r"(?! (?:passed|failed|skipped|operators|kernels|outputs)\b)"
-FREE = re.compile(rf"(\.\.\.)|(={{3,}})|(?<![\w.])(?<!SKIPPED \[)(?>{NUMBER}){COUNTED}( (?:us|ms|s)\b)?")
-"""What may differ from the page: what it leaves out, pytest's rules, times with their units, errors."""
 MAKE_VENV = "python -m venv venv"
-DONE = "exit status of what the page says: "
 
 
 @dataclass(frozen=True)
@@ -64,75 +56,12 @@ class Block:
 BLOCKS = [Block(kind, file, text) for kind, file, text in FENCE.findall(PAGE)]
 
 
-class Shell:
-    """One shell for all commands: a folder that was entered and an environment that was activated stay so."""
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            ["bash", "--norc", "--noprofile"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=folder,
-            env=environment,
-        )
-
-    def run(self, command: str) -> tuple[str, int]:
-        """Return what a command printed, and its exit status."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        stdin.write(f"{{ {command}\n}} < /dev/null\nprintf '\\n{DONE}%d\\n' $?\n")
-        stdin.flush()
-        lines = []
-        for line in stdout:
-            if line.startswith(DONE):
-                return "".join(lines), int(line.removeprefix(DONE))
-            lines.append(line)
-        raise AssertionError(f"the shell ended in {command!r}:\n{''.join(lines)}")
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait(timeout=300)
-
-
-def environment(cache: Path) -> dict[str, str]:
-    """Return a stranger's environment: no settings of this suite, nothing that was learnt."""
-    ours = ("NXCORE_", "PYTEST_", "TRITON_", "NUMBA_", "VIRTUAL_ENV", "PYTHONPATH")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    built = all(importlib.util.find_spec(name) for name in ("hatchling", "editables"))
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"} if built else {}  # 0: no isolation
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    settings = {"NXCORE_CACHE": str(cache), "COLUMNS": "100", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return inherited | offline | settings | {"PATH": path}
-
-
 def furnish_with_pytest(venv: Path) -> None:
     """Put into ``venv`` what pip would fetch, and the script ``pytest``."""
     furnish(venv)
     script = venv / "bin" / "pytest"
     script.write_text(f"#!{venv}/bin/python\nimport pytest\nraise SystemExit(pytest.main())\n")
     script.chmod(0o755)
-
-
-def pattern(line: str) -> re.Pattern[str]:
-    """Return what a shown line matches; blanks count as one."""
-    text, parts, end = " ".join(line.split()), [], 0
-    for free in FREE.finditer(text):
-        anything, rule, unit = free.groups()
-        parts += [re.escape(text[end : free.start()]), ".*" if anything else "=+" if rule else NUMBER]
-        parts += [" (?:us|ms|s)"] if unit else []
-        end = free.end()
-    return re.compile("".join(parts) + re.escape(text[end:]))
-
-
-def missing(shown: list[str], output: str) -> str | None:
-    """Return the first shown line that doesn't come in its turn, None if all do."""
-    came = iter(" ".join(line.split()) for line in output.splitlines())
-    for line in shown:
-        if line != "..." and not any(pattern(line).fullmatch(other) for other in came):
-            return line
-    return None
 
 
 def failures(lines: list[str]) -> list[str]:

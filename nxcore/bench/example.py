@@ -79,9 +79,7 @@ def digits(count: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise NxcoreError(
-            "the demo needs scikit-learn for its images: pip install 'nxcore-kernels[demo]'"
-        ) from error
+        raise NxcoreError("the demo needs scikit-learn for its images: pip install scikit-learn") from error
 
     found = load_digits()
     picked = torch.randperm(len(found.images), generator=torch.Generator().manual_seed(seed))[:count]

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-PLUGINS = {"cpu": "pip install nxcore-numba", "cuda": "pip install nxcore-triton nxcore-cuda"}
-"""The command that installs kernels, for each device type."""
+PLUGINS = {"cpu": ("nxcore-numba",), "cuda": ("nxcore-triton", "nxcore-cuda")}
+"""The distributions with kernels for each device type."""
 
 
 def collect(trace: Path | None = None, *, quiet: bool = True) -> list[dict[str, Any]]:
@@ -24,6 +24,7 @@ def collect(trace: Path | None = None, *, quiet: bool = True) -> list[dict[str, 
     from nxcore import __version__, session
     from nxcore.spec.device import describe, torch_note
     from nxcore.spec.kernel import Check
+    from nxcore.spec.origin import installing
 
     current = session.default()
     cuda = torch.cuda.is_available()
@@ -54,7 +55,7 @@ def collect(trace: Path | None = None, *, quiet: bool = True) -> list[dict[str, 
             away[name] = verdict.reason
     if all(status.source.plugin == "core" for status in statuses.values()):
         detail = "none is installed: torch runs every call"
-        checks.append(Check("plugins", True, detail, PLUGINS["cuda" if cuda else "cpu"]))
+        checks.append(Check("plugins", True, detail, installing(*PLUGINS["cuda" if cuda else "cpu"])))
     checks.extend(current.registry.checks)
     checks.append(_shipped(current))
     checks.extend(_kept(current))
@@ -103,11 +104,12 @@ def _native(session: Any) -> Any:
     """Return a check of the compiled call path."""
     from nxcore.interop import native
     from nxcore.spec.kernel import Check
+    from nxcore.spec.origin import installing
 
     if not session.settings.native:
         return Check("native", True, "switched off by NXCORE_NATIVE")
     found = native.found()
-    return Check("native", found.ok, found.detail, "" if found.ok else "pip install --upgrade nxcore-native")
+    return Check("native", found.ok, found.detail, "" if found.ok else installing("nxcore-native"))
 
 
 def _row(check: Any, reason: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The Python path is its specification: a call that the extension doesn't know goe
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from nxcore.errors import FOREIGN
 from nxcore.interop import internals
 from nxcore.interop.program import Recorder
 from nxcore.spec.launched import run_by
+from nxcore.spec.origin import installing
 from nxcore.spec.spec import REQUIRED, Drawn, OpSpec
 
 GROUP = "nxcore.native"
@@ -31,6 +33,10 @@ LETTERS = {
     "out": "u",
 }
 """The kinds of parameters, as the extension names them."""
+
+
+class NativeWarning(UserWarning):
+    """The extension is installed and can't be used, for instance since it is of another torch."""
 
 
 class Found(NamedTuple):
@@ -53,7 +59,13 @@ class Found(NamedTuple):
 
 @functools.cache
 def found() -> Found:
-    """Look for the extension, once a process."""
+    """Look for the extension, once a process.
+
+    Warns
+    -----
+    NativeWarning
+        If it is installed and can't be used.
+    """
     entry = next(iter(entry_points(group=GROUP)), None)
     if entry is None:
         return Found(None, "not installed: Python finds the plan of each call")
@@ -64,7 +76,10 @@ def found() -> Found:
         PREFERENCE.set(PREFERENCE.get())  # a value that was set is found without a search
         run_by(functools.partial(_recorded, extension))
     except FOREIGN as error:  # calls go on without it
-        return Found(None, f"{named} is left out: {type(error).__name__}: {error}", ok=False)
+        detail = f"{named} is left out: {type(error).__name__}: {error}"
+        fix = installing("nxcore-native")
+        warnings.warn(f"{detail}. Calls run without it. To fix it: {fix}", NativeWarning, stacklevel=2)
+        return Found(None, detail, ok=False)
     return Found(extension, named)
 
 

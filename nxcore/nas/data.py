@@ -371,6 +371,4 @@ def _pillow() -> Any:
 
 
 def _missing(what: str, package: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{what} needs {package}: pip install 'nxcore-kernels[search]'", argument="source"
-    )
+    return InvalidInputError(f"{what} needs {package}: pip install {package.lower()}", argument="source")

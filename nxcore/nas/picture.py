@@ -61,7 +61,7 @@ def curve_html(history: Sequence[Mapping[str, Any]]) -> str:
         from plotly.subplots import make_subplots
     except ImportError as error:
         raise InvalidInputError(
-            "the learning curve needs plotly: pip install 'nxcore-kernels[search]'", argument="history"
+            "the learning curve needs plotly: pip install plotly", argument="history"
         ) from error
     shown = {
         1: (

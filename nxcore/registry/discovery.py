@@ -24,6 +24,7 @@ from nxcore.registry.registry import BackendStatus, Registry, Source
 from nxcore.settings import Settings
 from nxcore.spec.device import torch_note
 from nxcore.spec.kernel import Check
+from nxcore.spec.origin import FOLDERS, installing
 
 GROUP = "nxcore"
 CORE = Source("core", "nxcore-kernels")
@@ -198,7 +199,8 @@ def _refuse(
         manager.unregister(name=source.plugin)
     what = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
     dist = source.distribution.split(" ")[0]
-    fix = f"pip install --upgrade {dist} nxcore-kernels, or disable it: NXCORE_DISABLE={source.plugin}"
+    newer = installing(dist) if dist in FOLDERS else f"pip install --upgrade {dist}"
+    fix = f"{newer}, or disable it: NXCORE_DISABLE={source.plugin}"
     message = f"plugin {source} is not loaded: {what}. To fix it: {fix}"
     if strict:
         raise PluginError(message, plugin=source.plugin, distribution=source.distribution) from error

@@ -80,5 +80,5 @@ def _plotly() -> str:
         return source.read_text(encoding="utf-8").replace("</script", "<\\/script")
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise NxcoreError(
-            "the HTML page needs plotly: pip install 'nxcore-kernels[report]'; Markdown works without it"
+            "the HTML page needs plotly: pip install plotly; Markdown works without it"
         ) from error

@@ -371,7 +371,7 @@ class TestMachine:
         monkeypatch.setattr(accepts, "shipped", lambda: {"a": {"archs": ["sm_80"], "symbols": []}})
         verdict = accepts.probe()
         assert verdict.reason.startswith("the wheel has no image for capability 9.0, and no nvcc is on PATH")
-        assert "nxcore-cuda[nvcc]" in verdict.hint
+        assert "pip install 'nvidia-cuda-nvcc==13.0.*'" in verdict.hint
 
     def test_an_image_or_nvcc(self, gpu, monkeypatch):
         monkeypatch.setattr(toolkit, "nvcc", lambda: None)

@@ -68,13 +68,14 @@ class TestMachine:
     def test_ready(self, machine):
         assert nxcore_cupy.probe() == nxcore_cupy.YES
 
-    @pytest.mark.parametrize(("cuda", "extra"), [("12.8", "cuda12x"), ("13.0", "cuda13x"), (None, "cuda13x")])
+    @pytest.mark.parametrize(("cuda", "extra"), [("12.8", "12"), ("13.0", "13"), (None, "13")])
     def test_no_cupy(self, machine, monkeypatch, cuda, extra):
         monkeypatch.setattr(nxcore_cupy, "_installed", lambda: None)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         verdict = nxcore_cupy.probe()
         assert verdict.reason == "none of cupy-cuda13x, cupy-cuda12x, cupy is installed"
-        assert verdict.hint == f"pip install 'nxcore-cupy[{extra}]'"
+        assert verdict.hint == f"pip install {nxcore_cupy.NEEDED[extra]}"
+        assert f"cupy-cuda{extra}x" in verdict.hint
 
     @pytest.mark.parametrize("found", ["13.6.0", "9.6.0"])
     def test_old_cupy(self, machine, monkeypatch, found):
@@ -103,7 +104,7 @@ class TestMachine:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         (check,) = nxcore_cupy.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("cupy", not cuda, "cupy 13.0.0")
-        assert check.fix.startswith("pip install 'nxcore-cupy[")
+        assert check.fix.startswith("pip install 'cupy-cuda")
 
 
 class TestRows:

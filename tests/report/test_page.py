@@ -110,7 +110,7 @@ def test_a_page_beyond_its_limit_is_an_error(small, monkeypatch):
 
 def test_without_plotly_the_error_says_how_to_get_it(small, monkeypatch):
     monkeypatch.setattr(page, "files", _no_plotly(page.files))
-    with pytest.raises(NxcoreError, match=re.escape("pip install 'nxcore-kernels[report]'")):
+    with pytest.raises(NxcoreError, match=re.escape("pip install plotly")):
         page.html(small)
 
 

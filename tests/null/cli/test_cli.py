@@ -22,6 +22,7 @@ from nxcore.interop import native
 from nxcore.registry.registry import BackendStatus, Source
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Check, no
+from nxcore.spec.origin import installing
 from nxcore.store.files import Store
 from nxcore.trust.quarantine import Suspect
 from tests import fresh
@@ -219,7 +220,7 @@ def test_doctor_tells_why_the_compiled_path_is_left_out(session, monkeypatch):
     why = "nxcore-native 9 is left out: ImportError: built for torch 1.0, found torch 2.13"
     monkeypatch.setattr(native, "found", lambda: native.Found(None, why, ok=False))
     row = {row["name"]: row for row in rows("doctor", status=1)}["native"]
-    assert (row["ok"], row["detail"], row["fix"]) == (False, why, "pip install --upgrade nxcore-native")
+    assert (row["ok"], row["detail"], row["fix"]) == (False, why, installing("nxcore-native"))
     session.settings = replace(session.settings, native=False)
     row = {row["name"]: row for row in rows("doctor")}["native"]
     assert (row["ok"], row["detail"]) == (True, "switched off by NXCORE_NATIVE")
@@ -236,8 +237,8 @@ def test_doctor_without_a_plugin_tells_which_to_install(session, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = {row["name"]: row for row in rows("doctor")}["plugins"]
     assert (found["detail"], found["state"]) == ("none is installed: torch runs every call", "ok")
-    assert found["fix"] == "pip install nxcore-numba"
-    assert "plugins: pip install nxcore-numba" in run("doctor")
+    assert found["fix"] == installing("nxcore-numba")
+    assert f"plugins: {installing('nxcore-numba')}" in run("doctor")
 
 
 LONG = "install the toolkit-of-a-long-name, then set THE_VARIABLE_OF_THE_TOOLKIT=1 to run it, slowly"

@@ -16,6 +16,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.interop import native
 from nxcore.session import default
 from nxcore.settings import Settings
+from nxcore.spec.origin import installing
 from tests.null import fakes
 
 EXTENSION = native.found().extension
@@ -58,7 +59,9 @@ def test_an_extension_for_another_torch_is_left_out_and_said_so(path, monkeypatc
         raise ImportError("built for torch 1.0, found torch 2.13")
 
     monkeypatch.setattr(native, "entry_points", lambda group: [Entry(load)])
-    found = native.found.__wrapped__()
+    with pytest.warns(native.NativeWarning, match="built for torch 1.0") as caught:
+        found = native.found.__wrapped__()
+    assert str(caught[0].message).endswith(f"Calls run without it. To fix it: {installing('nxcore-native')}")
     assert (found.extension, found.ok) == (None, False)
     assert found.detail == "nxcore-native 9 is left out: ImportError: built for torch 1.0, found torch 2.13"
 

@@ -39,7 +39,8 @@ from nxcore_cuda.points import Points
 from nxcore_cuda.points import choose as points_tile
 from nxcore_cuda.separable import Layer
 
-TOOLKIT = "pip install 'nxcore-cuda[nvcc]', or install the CUDA toolkit and set CUDA_HOME"
+PACKAGES = "'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*'"
+TOOLKIT = f"pip install {PACKAGES}, or install the CUDA toolkit and set CUDA_HOME"
 LONGEST = 1024  # entries of a row that a warp holds in registers
 CHANNELS, TAPS = 16, 49  # of a group of conv2d, in and out, and of a filter: more is cuDNN's
 MOST = 65535  # blocks of a grid along y

@@ -21,6 +21,11 @@ from nxcore.plugin import YES, Backend, Check, Kernel, Problem, Verdict, hookimp
 API = 1
 CUPY = 14  # takes a stream of another library through the stream protocol
 PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # of one name where they are imported
+NEEDED = {
+    "12": "'cupy-cuda12x>=14' nvidia-cuda-nvrtc-cu12",
+    "13": "'cupy-cuda13x>=14' 'nvidia-cuda-nvrtc==13.*'",
+}
+"""CuPy and NVRTC for each release of CUDA, as the extras name them."""
 
 
 def _installed() -> tuple[str, str] | None:
@@ -34,8 +39,8 @@ def _installed() -> tuple[str, str] | None:
 
 
 def _cupy() -> Verdict:
-    extra = "cuda12x" if (torch.version.cuda or "").startswith("12.") else "cuda13x"
-    hint, found = f"pip install 'nxcore-cupy[{extra}]'", _installed()
+    hint = f"pip install {NEEDED['12' if (torch.version.cuda or '').startswith('12.') else '13']}"
+    found = _installed()
     if found is None:
         return no(f"none of {', '.join(PACKAGES)} is installed", hint=hint)
     name, release = found

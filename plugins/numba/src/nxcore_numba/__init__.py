@@ -27,7 +27,7 @@ def _found(distribution: str) -> str:
 def probe() -> Verdict:
     """Answer for the machine: whether a fitting numba is installed."""
     if not (found := _found("numba")):
-        return no("numba is not installed", hint="pip install nxcore-numba")
+        return no("numba is not installed", hint="pip install 'numba>=0.61'")
     if tuple(int(n) for n in found.split(".")[:2]) < (0, 61):
         return no(f"needs numba >= 0.61, found {found}", hint="pip install -U numba")
     return YES
@@ -40,7 +40,7 @@ def probe_cuda() -> Verdict:
     if not torch.cuda.is_available():
         return no("torch sees no CUDA device", hint="NUMBA_ENABLE_CUDASIM=1 runs it on the CPU, slowly")
     if not _found("numba-cuda"):
-        return no("numba-cuda is not installed", hint="pip install 'nxcore-numba[cuda]'")
+        return no("numba-cuda is not installed", hint="pip install 'numba-cuda>=0.20'")
     return YES
 
 

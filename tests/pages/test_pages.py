@@ -1,0 +1,79 @@
+"""README.md, CONTRIBUTING.md, the documentation and the plugins' pages to the letter, as strangers read them.
+
+Each page is followed by a process of its own. Its folder is a copy of the repository if it has commands, else
+empty. Its virtual environment has no nxcore if the page says how to install it, else the core and plugins, as
+wheels. Nothing of this suite's settings is in it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+
+from tests import fresh
+from tests.pages.blocks import FOLLOWED, ROOT, blocks, pages
+from tests.pages.shell import environment
+from tests.venvs import furnished
+
+GPU = torch.cuda.is_available()
+BROUGHT = (".", "./plugins/numba", "./plugins/triton")
+"""What the environment has of those pages that don't install it."""
+
+
+def copied(clone: Path) -> None:
+    """Copy what git has of this repository, changes and new files with it."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
+    for name in filter(None, map(bytes.decode, names)):
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return the programs of an environment with the core and plugins, one for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "pages"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "ready").exists():
+            folder.mkdir()
+            programs = furnished(folder / "venv", "pytest")
+            copied(folder / "nxcore")
+            subprocess.run(
+                [programs / "pip", "install", "--quiet", "--no-deps", *BROUGHT],
+                cwd=folder / "nxcore",
+                env=environment(folder / "cache", programs),
+                check=True,
+            )
+            (folder / "ready").touch()
+    return folder / "venv" / "bin"
+
+
+def commands(page: str) -> list[str]:
+    """Return the commands of a page that are run."""
+    found = [(block, command) for block in blocks(page) for command, _ in block.commands()]
+    return [command for block, command in found if not block.left_out(command, gpu=GPU)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in pages() if page not in FOLLOWED])
+def test_a_page_does_what_it_says(page, tmp_path, request):
+    asked, folder = commands(page), tmp_path / "nxcore"
+    installs = any("pip install" in command for command in asked)
+    programs = furnished(tmp_path / "venv", "pytest") if installs else request.getfixturevalue("installed")
+    copied(folder) if asked else folder.mkdir()
+    done = fresh.run(
+        "-c",
+        f"from tests.pages.runner import main; main({page!r}, gpu={GPU})",
+        env=environment(tmp_path / "cache", programs),
+        cwd=folder,
+        python=programs / "python",
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
