@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from nxcore.errors import InvalidInputError
+from nxcore.nn.lookups import asked, parametrizations_of
 from nxcore.spec.compiling import unseen
 
 MARK = "_nxcore_accelerated"
@@ -73,6 +74,14 @@ class Watched(nn.Module):
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Pass nothing on: a registry of the user's subclasses has no use for this one."""
+
+    @property
+    def parametrizations(self) -> Any:
+        """Those of torch's attribute. Code that reads the class next finds that without a watch."""
+        if with_watch(self) and not is_compiling() and asked():
+            release(self)
+            return self.parametrizations
+        return parametrizations_of(self)
 
     def __prepare_scriptable__(self) -> Any:
         """Refuse ``torch.jit.script``, which calls this first."""

@@ -61,12 +61,12 @@ class Linear(nn.Linear, Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return ``input @ weight.T + bias``."""
-        if self._modules:  # parametrizations, of which some change whenever a weight is read
+        # Parametrizations may change whenever a weight is read, and a compiler fuses the sum.
+        if self._modules or torch.compiler.is_compiling():
             return nn.Linear.forward(self, input)
         bias = self.bias
         if (
-            torch.compiler.is_compiling()  # a compiler fuses the sum
-            or type(input) not in PLAIN
+            type(input) not in PLAIN
             or (bias is not None and bias.dtype is not input.dtype)
             or Linear.refusal(self)
         ):

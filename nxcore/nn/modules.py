@@ -161,17 +161,20 @@ class Conv2d(nn.Conv2d, Served):
         """Return the image convolved with the filters."""
         if self._modules:  # parametrizations, of which some change whenever a weight is read
             return nn.Conv2d.forward(self, input)
-        bias, image = self.bias, input
-        padding: Any = self.padding
         depthwise = self.groups == self.in_channels == self.out_channels
+        weight, bias = (
+            (self.weight, self.bias) if depthwise else (None, None)
+        )  # in torch's order, to a tracer
         if not depthwise or (bias is not None and bias.dtype != input.dtype):
             left(self)
             return nn.Conv2d.forward(self, input)
+        image = input
+        padding: Any = self.padding
         if self.padding_mode != "zeros":
             image = functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         out: Tensor | None = by_kernel(
-            self, _depthwise_conv2d, image, self.weight, self.stride, padding, self.dilation
+            self, _depthwise_conv2d, image, weight, self.stride, padding, self.dilation
         )
         if out is None:
             return nn.Conv2d.forward(self, input)

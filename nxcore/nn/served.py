@@ -27,15 +27,18 @@ from nxcore.errors import InvalidInputError
 from nxcore.nn.exchange import (
     AWAKE,
     EXCHANGING,
+    MARK,
     RESTING,
     ROAMING,
     awake,
     become,
     inherited,
     kind,
+    kinds,
     of_class,
     unscriptable,
 )
+from nxcore.nn.lookups import asked, parametrizations_of, traced
 from nxcore.nn.shapes import fit
 
 AFTER = 32
@@ -115,7 +118,9 @@ class Place(str):
         return made
 
     def __get__(self, module: nn.Module, _: type[nn.Module]) -> str:
-        """Return what an instance has."""
+        """Return what an instance has, which has torch's class next if that is compared."""
+        if traced():
+            give_back(module)
         return self.torchs
 
     def __reduce__(self) -> Any:
@@ -147,6 +152,13 @@ class Served(nn.Module):
     def idles(module: Any) -> bool:  # noqa: ARG004  most modules have kernels in both modes
         """Return whether torch serves ``module`` in its present mode, whatever it is called with."""
         return False
+
+    @property
+    def parametrizations(self) -> Any:
+        """Those of torch's attribute. Code that reads the class next finds torch's."""
+        if not is_compiling() and asked():
+            give_back(self)
+        return parametrizations_of(self)
 
     @property
     def reason(self) -> str:
@@ -299,6 +311,19 @@ def wake(module: nn.Module) -> None:
         if cls := AWAKE.get(kind(module)):
             become(module, cls)
             _drop(id(module))
+
+
+def give_back(module: nn.Module) -> bool:
+    """Give ``module`` torch's own class, if its class is exactly one of ours; return whether it was."""
+    with EXCHANGING:
+        cls = awake(module)
+        if cls not in RESTING:
+            return False
+        wake(module)
+        for own in (MARK, LEFT, SERVED, RETURNED):
+            vars(module).pop(own, None)
+        become(module, kinds(cls)[0])
+        return True
 
 
 def _drop(key: int) -> None:

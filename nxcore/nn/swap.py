@@ -14,8 +14,9 @@ from torch.nn.utils import parametrize
 
 from nxcore.errors import of_type
 from nxcore.nn import activations, watching
-from nxcore.nn.exchange import EXCHANGING, MARK, PATCHED, RESTING, awake, become, kind
+from nxcore.nn.exchange import EXCHANGING, MARK, PATCHED, RESTING, awake, kind
 from nxcore.nn.linear import Linear
+from nxcore.nn.lookups import PREPARED, prepared
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
@@ -26,7 +27,7 @@ from nxcore.nn.modules import (
 )
 from nxcore.nn.prepare import shown
 from nxcore.nn.sequential import Sequential
-from nxcore.nn.served import LEFT, RETURNED, SERVED, Served, look, wake
+from nxcore.nn.served import Served, give_back, look
 from nxcore.nn.whole import whole_for
 
 OURS: dict[type[nn.Module], Any] = {
@@ -149,14 +150,10 @@ def restore(model: nn.Module) -> Swap:
             cls = awake(module)
             if MARK not in vars(module):
                 continue
-            if cls not in TORCHS:
+            if give_back(module):
+                swap.replaced[name] = cls.__name__
+            else:
                 swap.left[name] = f"its class was changed since, to {cls.__name__}"
-                continue
-            wake(module)
-            for own in (MARK, LEFT, SERVED, RETURNED):
-                vars(module).pop(own, None)
-            become(module, TORCHS[cls])
-            swap.replaced[name] = cls.__name__
     return swap
 
 
@@ -190,6 +187,8 @@ def _refusal(module: nn.Module) -> str:
     """
     cls = kind(module)
     if cls in OURS:
+        if prepared(module) and OURS[cls].concerns(module):
+            return PREPARED
         return "its forward was replaced" if "forward" in vars(module) else str(OURS[cls].refusal(module))
     base = next((b for b in cls.__mro__ if b in OURS), None)
     if base and OURS[base].concerns(module):

@@ -14,7 +14,7 @@ from torch import nn
 
 from nxcore.errors import of_type
 from nxcore.measure.timing import duration
-from nxcore.nn import watching
+from nxcore.nn import lookups, watching
 from nxcore.nn.prepare import step
 from nxcore.nn.swap import Swap, standing
 from nxcore.observe.record import Trace
@@ -165,6 +165,8 @@ def _after(session: Session, model: nn.Module, modules: Swap, rows: Sequence[Ser
             return f"nxcore.accelerate(model) lets nxcore's operators serve {able} of its modules"
         why = Counter(modules.left.values()).most_common(1)
         return f"nothing: accelerate replaces none of its modules{f'; {why[0][0]}' if why else ''}"
+    if any(map(lookups.prepared, model.modules())):
+        return lookups.FIRST
     if not rows:
         return "nxcore.status(model, input) runs a step to see its problems"
     if not {row.state for row in rows} & {"learning", "unknown"}:

@@ -30,7 +30,7 @@ class Mixed(nn.Module):
         self._ops = nn.ModuleList([nn.Identity(), nn.MaxPool2d(3, 1, 1), separable])
 
     def forward(self, x: Tensor, weights: Tensor) -> Any:
-        return sum(w * op(x) for w, op in zip(weights, self._ops, strict=True))
+        return sum(weights[i] * op(x) for i, op in enumerate(self._ops))
 
 
 class Net(nn.Module):
