@@ -16,6 +16,19 @@ Row = Callable[[Any, Tensor], Any]
 """Takes a model and its input; returns what is compared."""
 
 
+MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
+    nn.MaxPool2d: lambda: nn.MaxPool2d(2),
+    nn.AvgPool2d: lambda: nn.AvgPool2d(2),
+    nn.AdaptiveAvgPool2d: lambda: nn.AdaptiveAvgPool2d(1),
+    nn.AdaptiveMaxPool2d: lambda: nn.AdaptiveMaxPool2d(1),
+    nn.Conv2d: lambda: nn.Conv2d(4, 4, 3, groups=4),
+    nn.BatchNorm2d: lambda: nn.BatchNorm2d(4),
+    nn.Linear: lambda: nn.Linear(16, 8),
+    nn.Sequential: lambda: nn.Sequential(nn.BatchNorm2d(4), nn.SiLU()),
+}
+"""Class -> makes a module that an operator can serve, for images of four channels; others take nothing."""
+
+
 class Mixed(nn.Module):
     """A mixed operation, as search networks have it."""
 

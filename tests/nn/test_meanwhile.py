@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,19 +16,9 @@ from torch import Tensor, nn
 import nxcore
 import nxcore.nas
 from nxcore.nn.swap import OURS
-from tests.nn.programs import Net, image, same, step
+from tests.nn.programs import MAKE, Net, image, same, step
 
-IMAGE = torch.linspace(-2, 2, 4 * 272 * 256).view(1, 4, 272, 256)  # for activations too
-MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
-    nn.MaxPool2d: lambda: nn.MaxPool2d(2),
-    nn.AvgPool2d: lambda: nn.AvgPool2d(2),
-    nn.AdaptiveAvgPool2d: lambda: nn.AdaptiveAvgPool2d(1),
-    nn.AdaptiveMaxPool2d: lambda: nn.AdaptiveMaxPool2d(1),
-    nn.Conv2d: lambda: nn.Conv2d(4, 4, 3, groups=4),
-    nn.BatchNorm2d: lambda: nn.BatchNorm2d(4),
-    nn.Linear: lambda: nn.Linear(256, 8),
-    nn.Sequential: lambda: nn.Sequential(nn.BatchNorm2d(4), nn.SiLU()),
-}
+IMAGE = torch.linspace(-2, 2, 4 * 4096 * 16).view(1, 4, 4096, 16)  # for activations too
 STEPS = (
     (nxcore.accelerate, nxcore.restore),
     (nxcore.nas.patch, nxcore.nas.unpatch),
