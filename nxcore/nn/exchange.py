@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from nxcore.errors import InvalidInputError
-from nxcore.nn.lookups import asked, parametrizations_of
+from nxcore.nn.lookups import class_is_read, parametrizations_of
 from nxcore.spec.compiling import unseen
 
 MARK = "_nxcore_accelerated"
@@ -78,7 +78,7 @@ class Watched(nn.Module):
     @property
     def parametrizations(self) -> Any:
         """Those of torch's attribute. Code that reads the class next finds that without a watch."""
-        if with_watch(self) and not is_compiling() and asked():
+        if with_watch(self) and not is_compiling() and class_is_read():
             release(self)
             return self.parametrizations
         return parametrizations_of(self)

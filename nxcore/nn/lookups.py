@@ -1,6 +1,6 @@
 """Tools that look modules up by their exact class: an accelerated module is torch's own again before they do.
 
-``torch.ao`` asks ``torch.nn.utils.parametrize`` for the class of a module, which reads an attribute of the
+``torch.ao`` has ``torch.nn.utils.parametrize`` read the class of a module, which reads an attribute of the
 module first. Torch's pass that folds norms traces a module, which reads its ``__module__`` first. So both see
 torch's class next. Nothing shows that others compare ``type(module)``.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-ASKS = "torch.nn.utils.parametrize"
+READS = "torch.nn.utils.parametrize"
 """Torch's code that reads the class of a module, for ``torch.ao`` or to derive another one."""
 
 TRACES = "torch.fx.experimental.optimization"
@@ -23,7 +23,7 @@ PREPARED = "it has a qconfig, and torch.ao looks for torch's exact class"
 """Why ``accelerate`` leaves a module."""
 
 FIRST = "nxcore.restore(model), before a tool that looks modules up by their exact class"
-"""What to call first where modules have a ``qconfig``."""
+"""The next call where modules have a ``qconfig``."""
 
 
 def prepared(module: nn.Module) -> bool:
@@ -45,10 +45,10 @@ def parametrizations_of(module: nn.Module) -> nn.Module:
     return found
 
 
-def asked() -> bool:
-    """Return whether this package was called by code that asks for parametrizations, for a module's class."""
+def class_is_read() -> bool:
+    """Return whether the caller's code looks for parametrizations, and reads the module's class next."""
     places = _places()
-    return next((p for p in places if not p.startswith("nxcore.")), "") == next(places, "") == ASKS
+    return next((p for p in places if not p.startswith("nxcore.")), "") == next(places, "") == READS
 
 
 def traced() -> bool:

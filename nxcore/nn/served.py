@@ -38,7 +38,7 @@ from nxcore.nn.exchange import (
     of_class,
     unscriptable,
 )
-from nxcore.nn.lookups import asked, parametrizations_of, traced
+from nxcore.nn.lookups import class_is_read, parametrizations_of, traced
 from nxcore.nn.shapes import fit
 
 AFTER = 32
@@ -156,7 +156,7 @@ class Served(nn.Module):
     @property
     def parametrizations(self) -> Any:
         """Those of torch's attribute. Code that reads the class next finds torch's."""
-        if not is_compiling() and asked():
+        if not is_compiling() and class_is_read():
             give_back(self)
         return parametrizations_of(self)
 

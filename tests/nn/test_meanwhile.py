@@ -64,7 +64,7 @@ def test_within_a_model(do: Any, undo: Any, first: bool) -> None:
     torch.manual_seed(0)
     plain = Net()
     wanted = step(plain, image()), [p.grad for p in plain.parameters()]
-    for name, _ in plain.named_modules():
+    for name in ("", "stem", "mixed", "mixed._ops.2", "mixed._ops.2.1"):
         torch.manual_seed(0)
         model = Net()
         if first:
