@@ -42,12 +42,17 @@ def compare(old: Sequence[Found], new: Sequence[Found], margin: float = PROCESS)
     Raises
     ------
     InvalidInputError
-        If the records are of different devices.
+        If the records are of different devices, or have no row in common.
     """
     _require_one_device(old, new)
     before, now = (
         {(*key_of(r), r["label"]): r for r in rows(lines) if r["record"] == "row"} for lines in (old, new)
     )
+    if not before.keys() & now.keys():
+        raise InvalidInputError(
+            f"the records must have rows in common, got {len(before)} and {len(now)} without one",
+            argument="compare",
+        )
     return [_line(key, before.get(key), now.get(key), margin) for key in dict.fromkeys((*before, *now))]
 
 

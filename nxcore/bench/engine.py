@@ -98,6 +98,20 @@ class Bench:
         registered = [b.label(k) for b, k in self.entry.named(cell.spec.name)]
         return [*registered, *(g.label for g in self.guests(cell))]
 
+    def rivals(self, cell: Cell) -> list[str]:
+        """Return the labels of what torch's idioms would race: kernels that run here, and peers."""
+        asked, probe = {*self.backends, *self.entry.requested}, self.session.registry.probe
+        return [
+            *(
+                b.label(k)
+                for b, k in self.entry.named(cell.spec.name)
+                if (b.name in asked or (b.name != "torch" and not b.on_request))
+                and (machine := probe(b, k))
+                and not machine.simulated
+            ),
+            *(guest.label for guest in self.guests(cell)),
+        ]
+
     def measure(
         self, cell: Cell, guests: Sequence[Guest] = (), only: Collection[str] | None = None
     ) -> list[Row]:
@@ -189,9 +203,11 @@ class Bench:
             more = {"ratio": rounded(c.ratio), "p": c.p_value, "clocks": reading}
             more["compile_s"] = started.get(c.label)
             yield _row(cell, c.label, said, **_known(cell, c), **floor, **times, **more)
-        again = _against(timings[AGAIN], timings[timings[AGAIN].repeats])
+        repeats = timings[AGAIN].repeats
+        again = _against(timings[AGAIN], timings[repeats])
         times = _times(timings[AGAIN], cost, floor["floor_us"])
-        yield replace(_row(cell, AGAIN, "BASE", **floor, **times, ratio=rounded(again)), record="again")
+        found_again = _row(cell, AGAIN, "BASE", **floor, **times, ratio=rounded(again), repeats=repeats)
+        yield replace(found_again, record="again")
         yield _choice(cell, found, known, timings, dispatch_us(cell.spec, args))
 
     def _work_us(self, cost: Cost, sets: Sequence[tuple[Any, ...]]) -> float:

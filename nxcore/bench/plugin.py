@@ -6,8 +6,8 @@ becomes one test for each kernel and cell. The first test of a cell races all; e
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 FIXTURE, LANE, MARKER = "nxcore_bench", "nxcore_lane", "nxcore_bench"
 
-Lane = tuple["Cell", str]
 Raced = tuple[Any, dict[str, "Row"]]
 
 BENCH: pytest.StashKey[Bench] = pytest.StashKey()
@@ -47,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{MARKER}(*operators, guests=()): the operators of a benchmark, and fixtures whose values are "
-        "further kernels, called with all arguments positional",
+        "further kernels, called with all arguments positional; a mapping gives the dtypes of each",
     )
 
 
@@ -96,10 +95,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         selected = cells(measuring.session.registry, measuring.device, wanted)
     except NxcoreError as error:
         raise pytest.UsageError(str(error)) from None
-    more = tuple(marker.kwargs.get("guests", ())) if marker else ()
-    lanes = [(cell, label) for cell in selected for label in _labels(measuring, cell, more)]
-    ids = ["-".join((*cell.key, label.replace(" ", "_"))) for cell, label in lanes]
-    metafunc.parametrize(LANE, lanes, ids=ids)
+    asked = _asked(marker)
+    _require_dtypes(asked, selected)
+    lanes = [Lane(cell, label) for cell in selected for label in _labels(measuring, cell, asked)]
+    metafunc.parametrize(LANE, lanes, ids=lanes)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -113,10 +112,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             names.append("benchmark")
 
 
-def _labels(measuring: Bench, cell: Cell, guests: tuple[str, ...]) -> list[str]:
+class Lane(str):
+    """A cell and a kernel's label, as the text that names the test: pytest-benchmark writes it as JSON."""
+
+    cell: Cell
+    label: str
+
+    def __new__(cls, cell: Cell, label: str) -> Self:
+        """Return the lane, named by operator, sample, dtype and label."""
+        lane = super().__new__(cls, "-".join((*cell.key, label.replace(" ", "_"))))
+        lane.cell, lane.label = cell, label
+        return lane
+
+
+def _asked(marker: pytest.Mark | None) -> dict[str, tuple[str, ...] | None]:
+    """Return guest -> its dtypes, None for all, of ``guests=("mine",)`` or ``{"mine": ["float32"]}``."""
+    guests = marker.kwargs.get("guests", ()) if marker else ()
+    if not isinstance(guests, Mapping):
+        return dict.fromkeys(guests)
+    return {name: None if dtypes is None else tuple(map(str, dtypes)) for name, dtypes in guests.items()}
+
+
+def _require_dtypes(asked: Mapping[str, tuple[str, ...] | None], selected: Sequence[Cell]) -> None:
+    """Raise if a guest's dtype is no operator's: it would never be raced."""
+    known = {str(dtype).removeprefix("torch.") for cell in selected for dtype in cell.spec.dtypes}
+    for name, dtypes in asked.items():
+        for dtype in dtypes or ():
+            if dtype not in known:
+                raise pytest.UsageError(
+                    f"guests must name dtypes of the operators, {', '.join(sorted(known))}, "
+                    f"got {dtype!r} for {name!r}"
+                )
+
+
+def _labels(measuring: Bench, cell: Cell, asked: Mapping[str, tuple[str, ...] | None]) -> list[str]:
     from nxcore.choose.contenders import AGAIN
 
     native = [n for n in measuring.labels(cell) if n.startswith("torch")]
+    guests = [name for name, dtypes in asked.items() if dtypes is None or cell.type in dtypes]
     return [*native, AGAIN, *(n for n in measuring.labels(cell) if n not in native), *guests]
 
 
@@ -134,7 +167,7 @@ def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[
     checked. The test is skipped with the reason if the kernel declines. It fails if the kernel is wrong, or
     faster than the device can be.
     """
-    cell, label = nxcore_lane
+    cell, label = nxcore_lane.cell, nxcore_lane.label
     config = request.config
     fixture = request.getfixturevalue("benchmark") if "benchmark" in request.fixturenames else None
     if fixture is not None:
@@ -146,7 +179,7 @@ def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[
         from nxcore.choose.contenders import AGAIN
         from nxcore.measure.timing import duration
 
-        guests = _guests(request)
+        guests = _guests(request, cell)
         if fixture is None or not fixture.enabled:
             name = "torch" if label == AGAIN else label
             row = bench(config).check(cell, name, guests)
@@ -167,11 +200,11 @@ def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[
     return replay
 
 
-def _guests(request: pytest.FixtureRequest) -> list[Guest]:
+def _guests(request: pytest.FixtureRequest, cell: Cell) -> list[Guest]:
     from nxcore.bench.entrants import Guest
 
-    marker = request.node.get_closest_marker(MARKER)
-    names = marker.kwargs.get("guests", ()) if marker else ()
+    asked = _asked(request.node.get_closest_marker(MARKER))
+    names = [name for name, dtypes in asked.items() if dtypes is None or cell.type in dtypes]
     return [Guest(name, request.getfixturevalue(name)) for name in names]
 
 
@@ -182,7 +215,7 @@ def _raced(request: pytest.FixtureRequest, cell: Cell, guests: list[Guest]) -> d
     if RACED not in stash or stash[RACED][0] != key:
         items = [i for i in request.session.items if getattr(i, "function", None) is function]
         lanes: list[Any] = [i.callspec.params[LANE] for i in items if isinstance(i, pytest.Function)]
-        only = {label for of, label in lanes if of.key == cell.key}
+        only = {lane.label for lane in lanes if lane.cell.key == cell.key}
         rows = bench(request.config).measure(cell, guests, only)
         found = {row.label: row for row in rows}
         # If the whole cell couldn't be measured, there is one row for all.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from nxcore.bench.row import Row
 from nxcore.errors import InvalidInputError
-from nxcore.store.encoding import encoded
+from nxcore.store.encoding import decoded, encoded
 
 Key = tuple[str, str, str]
 
@@ -34,20 +33,34 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise InvalidInputError(
             f"can't read the record {path}: {error.strerror}", argument="record"
         ) from error
-    found = []
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path} isn't a record, nor text: {error}", argument="record") from error
+    found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-            known = entry["record"]
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):
+            entry = decoded(line)
+        except ValueError as error:
+            if found and number == len(lines):
                 break
-            raise InvalidInputError(
-                f"{path}, line {number}, is not a line of a record", argument="record"
-            ) from error
-        if known:
-            found.append(entry)
+            raise _unknown(path, number) from error
+        if not _is_entry(entry):
+            raise _unknown(path, number)
+        found.append(entry)
     return found
+
+
+def _unknown(path: Path, number: int) -> InvalidInputError:
+    return InvalidInputError(f"{path}, line {number}, is not a line of a record", argument="record")
+
+
+def _is_entry(line: Any) -> bool:
+    """Return whether a line is a head or a row."""
+    if not isinstance(line, dict):
+        return False
+    if line.get("record") == "head":
+        return isinstance(line.get("device"), dict)
+    known = all(isinstance(line.get(name), str) for name in ("op", "sample", "dtype", "label", "verdict"))
+    return known and line.get("record") in ("row", "again", "choice")
 
 
 def rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

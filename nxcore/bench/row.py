@@ -69,6 +69,8 @@ class Row:
     compile_s : float, optional
         Seconds until a kernel's first call on the cell returned in that process: verification, compilation,
         the call. Short if verdict and compiled code were on disk.
+    repeats : str
+        Of the A/A row: the idiom of torch that it repeats.
     chosen : str
         Of a choice: the winner.
     regret : float, optional
@@ -107,6 +109,7 @@ class Row:
     device_blocks_us: tuple[float, ...] = ()
     host_blocks_us: tuple[float, ...] = ()
     compile_s: float | None = None
+    repeats: str = ""
     chosen: str = ""
     regret: float | None = None
     dispatch_us: float | None = None

@@ -107,6 +107,11 @@ def main() -> None:
 
             render.error(str(error))
             sys.exit(2)
+        except OSError as error:  # a file or a folder that a command needs
+            from nxcore.cli import render
+
+            render.error(f"{type(error).__name__}: {error}")
+            sys.exit(2)
         except Exception:
             # An import that was interrupted leaves half a module, and what reads that fails.
             if not interruption.is_lost():

@@ -119,7 +119,10 @@ def show_summary(found: Mapping[str, Any], *, brief: bool) -> None:
 def raced(
     bench: Bench, wanted: Wanted, record: Path | None, budget_s: float, *, as_json: bool, brief: bool
 ) -> bool:
-    """Measure the wanted cells and print them; return whether a row is wrong or faster than possible."""
+    """Measure the wanted cells and print them.
+
+    Return whether a row is wrong or faster than possible, or there is no kernel to race.
+    """
     from nxcore.bench.cells import cells
     from nxcore.bench.row import BAD
     from nxcore.cli import render, scoreboard
@@ -128,6 +131,9 @@ def raced(
     chosen = cells(bench.session.registry, bench.device, wanted)
     if not chosen:
         raise InvalidInputError("no operator and sample match these filters", argument="op")
+    if not any(map(bench.rivals, chosen)):
+        render.error(f"nothing to race: no kernel but torch's can run here. {_more(bench)}")
+        return True
     rows: list[dict[str, Any]] = []
     with scoreboard.watching(len(chosen), quiet=as_json or brief) as (advance, show):
         for of_cell in measured(bench, chosen, record, budget_s, advance):
@@ -136,6 +142,14 @@ def raced(
     found = summarised(bench, rows, wanted.sizes)
     render.json(found) if as_json else show_summary(found, brief=brief)
     return any(row["verdict"] in BAD for row in rows)
+
+
+def _more(bench: Bench) -> str:
+    """Return what gives a device kernels to race."""
+    from nxcore.cli.doctor import PLUGINS
+    from nxcore.spec.origin import installing
+
+    return f"nxcore doctor says why; or {installing(*PLUGINS[bench.device.type])}"
 
 
 def command(
@@ -183,7 +197,9 @@ def command(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time every kernel on real workloads. Exit status 1 if one is wrong, or faster than possible.
+    """Time every kernel on real workloads.
+
+    Exit status 1 if one is wrong or faster than possible, or if there is none to race with torch.
 
     nxcore bench conv-study compares toolkits on small convolutions; see its own --help.
     """

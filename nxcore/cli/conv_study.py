@@ -63,7 +63,7 @@ def command(
 ) -> None:
     """Time a small convolution by im2col, Inductor, JAX, cuDNN or oneDNN, and nxcore, all on one device.
 
-    Exit status 1 if a result is wrong.
+    Exit status 1 if a result is wrong, or if nothing was timed.
     """
     from nxcore.cli import destination, render, study_tables
     from nxcore.report.study import facts
@@ -86,6 +86,10 @@ def command(
         where = available(device)
         with render.progress(STEM) as advance:
             record = run(where, wanted, advance)
+    if not any("total_us" in row for cell in record["cells"] for row in cell["rows"]):
+        seconds = f"{record['budget_s']:g} s were" if "budget_s" in record else "time was"
+        render.error(f"nothing was timed, so nothing is written: {seconds} too short here; raise --budget")
+        raise typer.Exit(1)
     if json:
         render.json(record)
     else:

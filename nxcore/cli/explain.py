@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from nxcore.spec.spec import OpSpec
 
 
+DIGITS = 19
+"""A size of so many digits may be none of torch's, of 64 bits."""
+
+
 def collect(
     op: str, sample: str | None, dtype: str, device: str | None, backend: str | None, shape: str | None = None
 ) -> dict[str, Any]:
@@ -26,6 +30,7 @@ def collect(
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.spec.device import available
     from nxcore.spec.problem import Problem
+    from nxcore.trust.gate import brief
 
     current = session.default()
     spec = current.op(op, backend=backend).spec
@@ -47,7 +52,12 @@ def collect(
         problem = Problem.of(spec, chosen.build(spec, torch.device("meta"), dtypes[dtype]))
         found = foreign.explained(current.wisdom.store, problem, device)
     else:
-        args = chosen.build(spec, available(device), dtypes[dtype])
+        at = available(device)
+        try:
+            args = chosen.build(spec, at, dtypes[dtype])
+        except (RuntimeError, MemoryError) as error:
+            why = f"{op}'s arguments can't be made on {at}: {brief(error)}"
+            raise InvalidInputError(why, argument="shape" if shape else "sample") from error
         named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
         found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
         head |= aside(found)
@@ -95,28 +105,45 @@ def modelled(text: str) -> Any:
 
     import torch
 
-    from nxcore.errors import InvalidInputError
+    from nxcore.errors import FOREIGN, InvalidInputError, NxcoreError
     from nxcore.nn import swap
     from nxcore.offline import models
+    from nxcore.trust.gate import brief
 
     module, _, name = text.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except FOREIGN as error:
         raise InvalidInputError(
-            f"--model must be module:callable, got {text!r}: {error}", argument="model"
+            f"--model must be module:callable, got {text!r}: {brief(error)}", argument="model"
         ) from error
-    made = make()
-    model, *args = made if isinstance(made, tuple) else (made,)
+    if not callable(make):
+        raise InvalidInputError(
+            f"--model must be module:callable, got {text!r}, a {type(make).__name__}", argument="model"
+        )
+    try:
+        made = make()
+    except FOREIGN as error:
+        raise InvalidInputError(
+            f"--model must be callable without arguments, but {text} raised {brief(error)}", argument="model"
+        ) from error
+    model, *args = made if isinstance(made, tuple) and made else (made,)
     if not isinstance(model, torch.nn.Module):
         raise InvalidInputError(
             f"--model must return a torch.nn.Module, or a tuple with one first, got {type(model).__name__}",
             argument="model",
         )
     swap.accelerate(model, watch=False)
-    return models.explain(model, *args)
+    try:
+        return models.explain(model, *args)
+    except FOREIGN as error:
+        if isinstance(error, NxcoreError):
+            raise
+        raise InvalidInputError(
+            f"a step of the model of --model raised {brief(error)}", argument="model"
+        ) from error
 
 
 def located(text: str) -> tuple[Path, int | None]:
@@ -174,8 +201,8 @@ def shaped(spec: OpSpec, shape: tuple[int, ...], samples: list[Sample], dtype: t
 def _numbers(text: str) -> tuple[int, ...]:
     from nxcore.errors import InvalidInputError
 
-    parts = text.replace("x", ",").split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    parts = [part.strip() for part in text.replace("x", ",").split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < DIGITS for part in parts):
         raise InvalidInputError(f"--shape must be sizes such as 64,16,32,32, got {text!r}", argument="shape")
     return tuple(map(int, parts))
 

@@ -132,6 +132,28 @@ def ops(rows: list[dict[str, Any]]) -> None:
         terminal.console().print(f"every operator also has: {', '.join(everywhere)}")
 
 
+def operator(found: dict[str, Any]) -> None:
+    """Print one operator."""
+    console = terminal.console()
+    console.print(f"[bold]{found['name']}[/bold]{escape(found['signature'])}")
+    console.print(escape(f"\n{found['description'].replace('``', '')}\n"))
+    source = found["source"]
+    for what, said in (
+        ("gradient", found["gradient"] or "none"),
+        ("dtypes", ", ".join(found["dtypes"])),
+        ("samples", ", ".join(found["samples"])),
+        ("from", source["distribution"]),
+        ("page", found["page"]),
+    ):
+        if said:
+            console.print(escape(f"{what}: {said}"))
+    table = terminal.table("kernel", "status", "dtypes", "why")
+    for kernel in found["kernels"]:
+        state = "ready" if kernel["ready"] else "unavailable"
+        table.add_row(escape(kernel["label"]), state, ", ".join(kernel["dtypes"]), escape(kernel["reason"]))
+    terminal.show(table)
+
+
 def explain(found: dict[str, Any]) -> None:
     """Print an explanation."""
     decision = found["decision"]

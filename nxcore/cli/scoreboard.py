@@ -83,9 +83,14 @@ def _shown(total: int, quiet: bool) -> Iterator[Watched]:
         yield advance, show
 
 
+def named(row: dict[str, Any]) -> str:
+    """Return a row's label; of the A/A row the idiom that it repeats."""
+    return f"{row['repeats']} again" if row.get("repeats") else str(row["label"])
+
+
 def line(row: dict[str, Any]) -> str:
     """Return a row as a line of plain text."""
-    head = f"{row['op']:<21} {row['sample']:<21} {row['dtype']:<9}{row['label']:<14} {row['verdict']:<9}"
+    head = f"{row['op']:<21} {row['sample']:<21} {row['dtype']:<9}{named(row):<14} {row['verdict']:<9}"
     if row["record"] == "choice":
         called = f"; with {duration(row['dispatch_us'])} a call {row['ratio_called'][0]:.2f}x"
         return f"{head}{row['chosen']}, {row['ratio'][0]:.2f}x{called}"
@@ -113,7 +118,7 @@ def cell(rows: Rows) -> Group:
         timed = "call_us" in row
         said = row["chosen"] if row["record"] == "choice" else row["verdict"]
         table.add_row(
-            escape(row["label"]),
+            escape(named(row)),
             f"[{COLOUR.get(row['verdict'], 'default')}]{escape(said)}[/]",
             duration(row["call_us"]) if timed else "",
             terminal.ratio_text(row["ratio"]) if row.get("ratio") else escape(row.get("reason", "")),

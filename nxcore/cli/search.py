@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as _json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nxcore.cli import interruption
-from nxcore.store.encoding import encoded
+from nxcore.store.encoding import decoded, encoded
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +98,7 @@ def entrant(asked: dict[str, Any], preset: Preset) -> Genotype:
         draw = torch.Generator().manual_seed(asked["seed"])
         return drawn(preset.primitives, preset.steps, preset.multiplier, draw)
     try:
-        return Genotype.of(_json.loads(Path(asked["genotype"]).read_text(encoding="utf-8"))["genotype"])
+        return Genotype.of(decoded(Path(asked["genotype"]).read_text(encoding="utf-8"))["genotype"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(
             f"genotype must be random or a search's {RESULT}, got {asked['genotype']}: {error}",
@@ -158,7 +157,7 @@ def resumed(folder: Path, device: str | None) -> Trainer:
 
     if not (folder / CHECKPOINT).is_file() or not (folder / ASKED).is_file():
         raise InvalidInputError(f"resume must be the folder of a search, got {folder}", argument="resume")
-    asked = _json.loads((folder / ASKED).read_text(encoding="utf-8"))
+    asked = decoded((folder / ASKED).read_text(encoding="utf-8"))
     found, at = images(asked, device)
     return Trainer.restore(folder / CHECKPOINT, found, device=at)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,17 @@ WHOLE = frozenset(
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal, at most `WIDTH`, and `WIDTH` in a pipe."""
+    """Return a console as wide as the terminal, at most `WIDTH`; in a pipe as ``COLUMNS``, or `WIDTH`."""
     stream = sys.stderr if stderr else sys.stdout
-    wide = Console(stderr=stderr)
     live = stream is not None and stream.isatty()  # None where it was closed
-    return Console(stderr=stderr, width=min(wide.width, WIDTH) if live else WIDTH, highlight=False)
+    width = min(Console(stderr=stderr).width, WIDTH) if live else asked() or WIDTH
+    return Console(stderr=stderr, width=width, highlight=False)
+
+
+def asked() -> int:
+    """Return the width in ``COLUMNS``, 0 if it is unset or no width."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0
 
 
 def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
@@ -56,14 +63,15 @@ def show_whole(shown: Table) -> None:
 def _print(shown: Table, *, whole: bool) -> None:
     """Print a table as wide as the screen, or as its cells need.
 
-    A terminal that is too narrow for that gets a block of lines for each row. A pipe has no such limit.
+    A terminal that is too narrow for that, or a pipe whose ``COLUMNS`` are, gets a block of lines for each
+    row. Another pipe has no such limit.
     """
     screen = console()
     ranges = [_range(screen, column) for column in shown.columns]
     between = Measurement.get(screen, screen.options.update(width=WIDEST), shown).maximum
     between -= sum(r.maximum for r in ranges)  # what separates the columns
     needed = between + sum(r.maximum if whole else r.minimum for r in ranges)
-    if needed > screen.width and screen.is_terminal:
+    if needed > screen.width and (screen.is_terminal or asked()):
         _print_rows(screen, shown)
         return
     screen.width = max(screen.width, needed)  # the width that print takes is at most the console's

@@ -1,4 +1,4 @@
-"""Plain data -> JSON that every reader takes: a number that JSON lacks becomes null.
+"""Plain data -> JSON that every reader takes, and back: a number that JSON lacks becomes null.
 
 Python's encoder writes ``Infinity`` and ``NaN``, which other readers refuse. It writes nothing elsewhere.
 """
@@ -53,6 +53,25 @@ def encoded(
         return written(data)
     except ValueError:  # of a number that JSON lacks; there is none in most data
         return written(_finite(data, default))
+
+
+def decoded(text: str) -> Any:
+    """Return the data of JSON.
+
+    Raises
+    ------
+    ValueError
+        If it isn't JSON, or is nested too deeply to be read.
+
+    Examples
+    --------
+    >>> decoded('{"error": null}')
+    {'error': None}
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _finite(value: Any, default: Callable[[Any], Any] | None) -> Any:

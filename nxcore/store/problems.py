@@ -5,7 +5,6 @@ A line has the key of the problem's page in wisdom, and ``count``, its number of
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from torch import Tensor
 from nxcore.errors import InvalidInputError
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.spec import OpSpec
+from nxcore.store.encoding import decoded
 
 NUMBERS = {kind.__name__: kind for kind in (int, float, bool, complex)}
 KINDS = (torch.dtype, torch.memory_format, torch.layout)
@@ -40,7 +40,7 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InvalidInputError(f"{path} isn't text: {error}") from None
     for number, text in enumerate(lines, 1):
         try:
-            line = json.loads(text)
+            line = decoded(text)
         except ValueError as error:
             raise InvalidInputError(f"{path}, line {number} isn't JSON: {error}") from None
         if not isinstance(line, dict) or not isinstance(line.get("op"), str):

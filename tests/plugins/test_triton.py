@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +85,27 @@ class TestMachine:
         (check,) = nxcore_triton.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("triton", not cuda, "2.1.0")
         assert check.fix == "pip install 'triton>=3.6'"
+
+    @pytest.mark.parametrize(
+        ("found", "detail", "fix"),
+        [
+            ("3.6.0", "3.6.0", ""),
+            ("3.7.1+git12", "3.7.1+git12", ""),
+            ("3.8.0", "3.8.0; 3.6 to 3.7 are tested", "pip install 'triton<3.8'"),
+            ("4.0", "4.0; 3.6 to 3.7 are tested", "pip install 'triton<3.8'"),
+        ],
+    )
+    def test_doctor_says_of_a_newer_triton_what_is_tested(self, monkeypatch, found, detail, fix):
+        monkeypatch.setattr(nxcore_triton, "_installed", lambda: found)
+        check = next(iter(nxcore_triton.nxcore_doctor()))
+        assert (check.name, check.ok, check.detail, check.fix) == ("triton", True, detail, fix)
+
+    def test_the_newest_that_is_tested_is_the_suites_and_the_readmes(self):
+        root = Path(__file__).parents[2]
+        oldest, newest = (".".join(map(str, v)) for v in (nxcore_triton.TRITON, nxcore_triton.NEWEST))
+        assert f"\ntriton=={newest}." in (root / "constraints.txt").read_text(encoding="utf-8")
+        readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+        assert f"Triton {oldest} to {newest}" in readme
 
 
 @needs_interpreter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
+from nxcore.store.encoding import decoded
 
 OURS = "nxcore"
 STRICT = "ieee32"
@@ -58,7 +58,7 @@ def read(path: Path) -> Record:
         If the file can't be read, or isn't a record of the study.
     """
     try:
-        found: Record = json.loads(path.read_text(encoding="utf-8"))
+        found: Record = decoded(path.read_text(encoding="utf-8"))
     except OSError as error:
         why = f"can't read the record {path}: {error.strerror}"
         raise InvalidInputError(why, argument="from") from error
@@ -66,6 +66,11 @@ def read(path: Path) -> Record:
         raise InvalidInputError(f"{path} is not JSON: {error}", argument="from") from error
     if not isinstance(found, dict) or found.get("record") != "conv-study":
         raise InvalidInputError(f"{path} is not a record of nxcore bench conv-study", argument="from")
+    try:
+        labels(found), clear(found), wrong(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        why = f"{path} is not a whole record of nxcore bench conv-study: {type(error).__name__}: {error}"
+        raise InvalidInputError(why, argument="from") from error
     return found
 
 

@@ -76,6 +76,7 @@ def test_one_race_is_replayed_into_pytest_benchmark(benchmarks, pytester):
     found = json.loads(path.read_text())
     kept = {b["name"]: b for b in found["benchmarks"]}
     assert set(kept) == {"torch", "torch again", "loop", "mine"}
+    assert kept["mine"]["params"] == {"nxcore_lane": "add-bias-float32-mine"}, "and no repr of the operator"
     for bench in kept.values():
         info = bench["extra_info"]
         assert bench["group"] == "add bias float32"
@@ -125,3 +126,19 @@ def test_a_session_without_benchmarks_is_left_alone(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     result = pytester.runpytest_subprocess("-p", "nxcore.bench.plugin", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
+
+
+def test_a_guest_has_the_dtypes_that_it_is_asked_for(benchmarks, pytester):
+    pytester.makepyfile(test_mine=BENCHMARKS.replace('["mine"]', '{"mine": ["float16", "float32"]}'))
+    both = ("--nxcore-bench-dtype=float32", "--nxcore-bench-dtype=bfloat16", "--collect-only", "-q")
+    lines = benchmarks("-p", "no:benchmark", *both).stdout.lines
+    found = {line.partition("[")[2].rstrip("]") for line in lines if "[" in line}
+    assert {n for n in found if n.endswith("-mine")} == {"add-bias-float32-mine"}
+    assert {n for n in found if n.endswith("-loop")} == {"add-bias-float32-loop", "add-bias-bfloat16-loop"}
+
+
+def test_a_dtype_that_no_operator_has_is_an_error(benchmarks, pytester):
+    pytester.makepyfile(test_mine=BENCHMARKS.replace('["mine"]', '{"mine": ["float31"]}'))
+    result = benchmarks("-p", "no:benchmark", "--collect-only")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*got 'float31' for 'mine'*"])

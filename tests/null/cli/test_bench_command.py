@@ -11,11 +11,15 @@ from typer.testing import CliRunner
 
 from nxcore import session as sessions
 from nxcore.bench import engine, head
+from nxcore.bench.engine import Bench
 from nxcore.bench.record import read
 from nxcore.bench.row import Verdict
-from nxcore.cli import app
+from nxcore.cli import app, scoreboard
 from nxcore.cli.scoreboard import MEANING, by_size
+from nxcore.errors import InvalidInputError
 from nxcore.measure.ceilings import Ceilings
+from nxcore.spec.kernel import no
+from nxcore.spec.origin import installing
 from tests.null import fakes
 
 SMALL = ("bench", "add", "--fast", "--sample", "small", "--device", "cpu")
@@ -154,3 +158,48 @@ def test_no_figure_of_a_size_class_is_cut(capsys):
         assert "67108864" in line
         assert line.count("144.11 ms") == 2
         assert line.rstrip().endswith("missed")
+
+
+def test_without_a_kernel_there_is_nothing_to_race(monkeypatch):
+    """Torch isn't raced with torch, for minutes, where no plugin is installed or none can run."""
+    away = fakes.backend("away", fakes.kernel("add"), probe=lambda: no("no GPU"))
+    for found in (fakes.session(), fakes.session(away)):
+        monkeypatch.setattr(sessions, "_default", found)
+        monkeypatch.setattr(Bench, "measure", lambda *_: pytest.fail("it races"))
+        done = CliRunner().invoke(app, ["bench", "add", "sum", "--fast"])
+        assert done.exit_code == 1
+        (line,) = done.stderr.splitlines()
+        assert "nothing to race: no kernel but torch's can run here. nxcore doctor says why; or " in line
+        assert line.endswith(installing("nxcore-numba"))
+        assert done.stdout == ""
+
+
+def test_torch_is_raced_alone_where_it_is_asked_for():
+    text = run(*SMALL, "--backend", "torch")
+    assert "torch again" in text
+    assert "ready" not in text
+
+
+def test_records_without_a_row_in_common_are_an_error(tmp_path):
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    run(*SMALL, "--backend", "ready", "--record", str(old))
+    lines = [json.loads(line) for line in old.read_text("utf-8").splitlines()]
+    new.write_text("".join(json.dumps(line | {"op": "other"}) + "\n" for line in lines), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="rows in common, got 2 and 2 without one"):
+        run("bench", "--compare", str(old), str(new))
+
+
+def test_a_file_that_is_no_record_is_left_as_it_is(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="line 1, is not a line of a record"):
+        run(*SMALL, "--record", str(path))
+    assert path.read_text(encoding="utf-8") == "my notes"
+
+
+def test_the_row_of_noise_is_named_after_the_idiom_that_it_repeats():
+    row = {"record": "again", "label": "torch again", "repeats": "torch-stacked", "verdict": "BASE"}
+    assert scoreboard.named(row) == "torch-stacked again"
+    assert scoreboard.named(row | {"repeats": ""}) == "torch again"
+    found = json.loads(run(*SMALL, "--backend", "ready", "--json"))
+    assert {r["label"]: r.get("repeats") for r in found["rows"]}["torch again"] == "torch"

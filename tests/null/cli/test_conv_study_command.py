@@ -106,3 +106,19 @@ def test_the_study_explains_itself_and_bench_names_it():
     done = CliRunner().invoke(app, ["bench", "--help"])
     assert "nxcore bench conv-study" in done.stdout
     assert "--audit" in done.stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_where_nothing_was_timed_no_page_is_written(monkeypatch, tmp_path, flags):
+    empty = record()
+    for cell in empty["cells"]:
+        cell["rows"] = [{"label": row["label"], "reason": "the budget was spent"} for row in cell["rows"]]
+    for cells in (empty["cells"], []):
+        monkeypatch.setattr(study, "run", lambda *_, cells=cells: empty | {"cells": cells})
+        done = CliRunner().invoke(
+            app, ["bench", "conv-study", "--device", "cpu", "-o", str(tmp_path), *flags]
+        )
+        assert done.exit_code == 1
+        assert "nothing was timed, so nothing is written" in done.stderr
+        assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []

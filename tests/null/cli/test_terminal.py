@@ -106,3 +106,25 @@ def test_the_operators_fit_a_terminal(columns, tmp_path):
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text.decode()).splitlines()]
     assert "add" in {line.split()[0] for line in lines if line}
     assert max(len(line) for line in lines if not line.startswith("every operator")) <= columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [("60", 60), ("140", 140), ("", 100), ("0", 100), ("wide", 100)]
+)
+def test_a_pipe_is_as_wide_as_columns_ask(columns, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal.console().width == width
+    monkeypatch.delenv("COLUMNS")
+    assert terminal.console().width == terminal.WIDTH
+
+
+def test_a_narrow_pipe_gets_a_block_a_row_and_no_longer_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    table = terminal.table("operator", "kernel", "what it does")
+    table.add_row(
+        "an_operator_of_a_name", "a_kernel_of_a_name_too", "something that takes a few words to say"
+    )
+    terminal.show(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "an_operator_of_a_name"
+    assert max(map(len, lines)) <= 40

@@ -32,6 +32,8 @@ from nxcore_triton import accepts, tile
 API = 1
 SINGLE = (torch.float32,)
 TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums across a loop
+NEWEST = (3, 7)
+"""The newest minor version that is tested."""
 
 
 REPLAY = "" if tile.INTERPRETED else "nxcore_triton.replay:replay"
@@ -47,12 +49,19 @@ def _installed() -> str | None:
         return None
 
 
+def _text(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _release(found: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+
+
 def _triton() -> Verdict:
-    found, needed = _installed(), ".".join(map(str, TRITON))
+    found, needed = _installed(), _text(TRITON)
     if found is None:
         return no("triton is not installed", hint=f"pip install 'triton>={needed}'")
-    release = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if release < TRITON:
+    if _release(found) < TRITON:
         return no(f"needs triton >= {needed}, found {found}", hint=f"pip install 'triton>={needed}'")
     return YES
 
@@ -177,7 +186,11 @@ def nxcore_doctor() -> Iterable[Check]:
     """Show Triton's version, and what would run the kernels."""
     toolkit, machine = _triton(), probe()
     needed = torch.cuda.is_available()  # what is for a device that isn't here is no fault
-    yield Check("triton", toolkit.ok or not needed, _installed() or "not installed", toolkit.hint)
+    found = _installed() or "not installed"
+    newer = toolkit.ok and _release(found) > NEWEST
+    tested = f"{found}; {_text(TRITON)} to {_text(NEWEST)} are tested" if newer else found
+    below = f"pip install 'triton<{NEWEST[0]}.{NEWEST[1] + 1}'" if newer else toolkit.hint
+    yield Check("triton", toolkit.ok or not needed, tested, below)
     if toolkit:
         device = torch.cuda.get_device_name() if machine and not machine.simulated else machine.reason
         yield Check("triton device", True, device, machine.hint)  # to have none is no fault
