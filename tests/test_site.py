@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,3 +205,28 @@ def test_the_readme_is_short_and_shows_a_picture_within_the_first_screen():
     lines = re.sub(r"^<!--.*?-->\n", "", page, flags=re.DOTALL | re.MULTILINE).splitlines()
     assert len(lines) <= 140
     assert any(line.startswith("![") for line in lines[:25])
+
+
+@pytest.mark.slow
+def test_the_site_that_is_built(tmp_path):
+    """No sources, an index of each folder, no file that takes seconds to load; its report needs two files."""
+    pytest.importorskip("mkdocs", reason="of the extra `docs`")
+    pytest.importorskip("plotly", reason="of the extra `docs`")
+    for folder in ("docs/__pycache__", "docs/template/__pycache__"):
+        (ROOT / folder).mkdir(exist_ok=True)
+        (ROOT / folder / "left.cpython-311.pyc").touch()  # as a run of a script leaves them
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in site.rglob("*") if path.is_file()]
+    assert len(files) > 100
+    assert [path.name for path in files if path.suffix in (".py", ".pyc", ".toml")] == []
+    assert [path.name for path in files if path.stat().st_size > 5_500_000] == []
+    folders = [site, *(path for path in site.rglob("*") if path.is_dir())]
+    assert [str(path) for path in folders if not (path / "index.html").is_file()] == []
+    report = (site / "records.html").read_text(encoding="utf-8")
+    assert re.findall(r'<script src="([^"]+)">', report) == ["plotly.min.js"]
+    assert "script-src 'self' 'unsafe-inline'" in report
+    assert (site / "plotly.min.js").read_text(encoding="utf-8").startswith("/**\n* plotly.js")

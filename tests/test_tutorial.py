@@ -103,10 +103,13 @@ def test_every_block_is_followed():
 
 
 def test_a_reader_of_the_docs_alone_can_save_the_whole_template():
-    """A site has no listing of a folder: each file needs a link of its own."""
+    """A page shows each file whole, and the site has no other copy; the tutorial links to the page."""
     files = {p.name for p in TEMPLATE.iterdir() if p.is_file()}
-    for page in (PAGE, (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")):
-        assert set(re.findall(r"\]\(template/([\w.]+)\)", page)) == files
+    shown = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    assert set(re.findall(r'^--8<-- "template/([\w.]+)"$', shown, re.MULTILINE)) == files
+    assert "\n## A complete example\n" in shown
+    assert "](plugins.md#a-complete-example)" in PAGE
+    assert all(f"`{name}`" in PAGE for name in files)
 
 
 @pytest.mark.parametrize(
