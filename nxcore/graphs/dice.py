@@ -28,19 +28,19 @@ def with_dice(recorder: Recorder, work: Callable[[], Result], *, may: bool) -> t
         If a generator has another state afterwards: of torch on the host, of Python or of numpy, or of the
         device. The generators are as before then.
     """
-    device, host = recorder.dice(), _host()
+    device, host = recorder.dice(), hosts()
     result = work()
     drawn = not torch.equal(recorder.dice(), device)
     if drawn and recorder.on_host:
         host[1] = _torchs()
     refused = drawn and not may
-    if not refused and _differ(_host(), host):  # a choice of kernels may draw, but not twice
-        _put_back(host)
+    if not refused and _differ(hosts(), host):  # a choice of kernels may draw, but not twice
+        put_hosts_back(host)
         recorder.put_back(device)
         result = work()
-        refused = _differ(_host(), host)
+        refused = _differ(hosts(), host)
     if refused:
-        _put_back(host)
+        put_hosts_back(host)
         recorder.put_back(device)
         raise CaptureError(DRAWS)
     return result, drawn
@@ -60,7 +60,8 @@ def thrown(recorder: Recorder, dice: Tensor | None) -> Iterator[None]:
         recorder.put_back(before)
 
 
-def _host() -> list[Any]:
+def hosts() -> list[Any]:
+    """Return the states of the host's random generators: Python's, torch's and numpy's."""
     numpy = sys.modules.get("numpy")  # who hasn't imported it draws nothing from it
     return [random.getstate(), _torchs(), numpy and _drawn(numpy)]
 
@@ -78,7 +79,8 @@ def _differ(states: list[Any], others: list[Any]) -> bool:
     return any(state != other for state, other in zip(states, others, strict=True) if other is not None)
 
 
-def _put_back(host: list[Any]) -> None:
+def put_hosts_back(host: list[Any]) -> None:
+    """Set these states."""
     random.setstate(host[0])
     torch.set_rng_state(torch.frombuffer(bytearray(host[1]), dtype=torch.uint8))
     if host[2] is not None:

@@ -38,7 +38,7 @@ def differentiated(out: Tensor, held: Sequence[Tensor], grad: Tensor) -> Outcome
 
 def wave(out: Tensor) -> Tensor:
     """Return a gradient for ``out``: neither constant, as that of a norm would be 0, nor random."""
-    values = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype)
+    values = torch.arange(1, out.numel() + 1, device=out.device).mul(0.7).sin().to(out.dtype)
     return torch.empty_like(out, requires_grad=False).copy_(values.view(out.shape))
 
 

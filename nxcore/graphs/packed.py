@@ -65,7 +65,7 @@ class Packed:
                 raise CaptureError(
                     f"its results must be plain tensors that need a gradient, got {type(out).__name__}"
                 )
-        if not outs or _overlap([*tensors, *module.parameters(), *module.buffers()], outs):
+        if not outs or overlap([*tensors, *module.parameters(), *module.buffers()], outs):
             raise CaptureError("its results share memory with each other, or with something else")
         forms = self._forms = [_Form(out) for out in outs]
         wide = functools.reduce(torch.promote_types, [out.dtype for out in outs])
@@ -100,7 +100,7 @@ def results(result: Any) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(result) if leaf is not None]
 
 
-def _overlap(others: Iterable[Tensor], outs: Sequence[Tensor]) -> bool:
+def overlap(others: Iterable[Tensor], outs: Sequence[Tensor]) -> bool:
     """Return whether a write to one of ``outs`` may be seen in another tensor."""
     if {*map(_memory, others)} & {*map(_memory, outs)}:
         return True

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from nxcore.graphs.buffers import new_like
+from nxcore.graphs.gradients import Gradients
 from nxcore.graphs.pair import backward_of
 from nxcore.graphs.recorder import Pool, Recorder
-from nxcore.spec.problem import TensorMeta
-
-SMALL = 2**20
-"""The most bytes of gradients that are copied together."""
 
 
 class Recorded:
@@ -76,25 +72,15 @@ class Recorded:
         (given, out), self._there = recorder.capture(there, pool)
         leaves = {i: t for i, t in enumerate([*given, *held[count:]]) if t.requires_grad}
 
-        def back() -> tuple[Tensor, dict[int, Tensor], list[Tensor]]:
+        def back() -> tuple[Tensor, Gradients]:
             (grad,), found = backward_of([out], list(leaves.values()), keeps=not alone)
-            gradients = {i: g for i, g in zip(leaves, found, strict=True) if g is not None}
-            small = _small(gradients)
-            return grad, gradients, [torch.cat([_flat(gradients[i]) for i in own]) for own in small]
+            return grad, Gradients({i: g for i, g in zip(leaves, found, strict=True) if g is not None})
 
-        (grad, gradients, flats), self._back = recorder.capture(back, pool)
-        small = _small(gradients)
+        (grad, self._gradients), self._back = recorder.capture(back, pool)
         self._nodes = out.grad_fn
         self.given, self.out = [recorder.lying(t) for t in given], recorder.lying(out)
         self.gradient = recorder.lying(grad)
-        copied = {i for own in small for i in own}
-        single = {i: recorder.lying(g) for i, g in gradients.items() if i not in copied}
-        self._single = [single.get(i) for i in range(len(held))]
-        self._flats = []
-        for own, flat in zip(small, flats, strict=True):
-            groups = itertools.groupby(own, key=lambda i: _form(gradients[i]))
-            alike = [(list(group), *form, math.prod(form[0])) for form, group in groups]
-            self._flats.append((recorder.lying(flat), alike))
+        self._gradients.lie(recorder, len(held))
 
     def begin(self, tensors: Sequence[Tensor]) -> None:
         """Replay the forward graph, which writes the result to ``out``."""
@@ -111,44 +97,8 @@ class Recorded:
         """Replay the backward graph; return copies of the gradients of tensors and parameters."""
         self.gradient.copy_(grad)
         self._back()
-        found = [g if g is None else g.clone() for g in self._single]
-        for lying, alike in self._flats:
-            begin, flat = 0, lying.clone()
-            for places, shape, strides, size in alike:
-                owned = flat.as_strided((len(places), *shape), (size, *strides), begin).unbind(0)
-                for place, own in zip(places, owned, strict=True):
-                    found[place] = own
-                begin += len(places) * size
-        return found
+        return self._gradients.copies()
 
 
 def _kind(tensor: Tensor) -> str:
     return str(tensor.dtype)
-
-
-def _small(gradients: Mapping[int, Tensor]) -> list[list[int]]:
-    """Return the indices of gradients that are copied together, by dtype, grouped by shape and layout.
-
-    Their dtype needn't be that of the result: under autocast a result of a half type has parameters, and so
-    gradients, in float32.
-    """
-    small = [i for i, g in gradients.items() if g.nbytes <= SMALL]
-    small.sort(key=lambda i: (_kind(gradients[i]), _form(gradients[i]), i))
-    kinds = itertools.groupby(small, key=lambda i: _kind(gradients[i]))
-    return [list(group) for _, group in kinds]
-
-
-def _form(gradient: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape and the strides of a copy: of a dense gradient its own.
-
-    Autograd copies a gradient once more whose layout isn't that of its parameter.
-    """
-    shape = tuple(gradient.shape)
-    return shape, TensorMeta.of(torch.empty_like(gradient, device="meta")).strides
-
-
-def _flat(gradient: Tensor) -> Tensor:
-    """Return the elements in the order of the copy's memory."""
-    strides = _form(gradient)[1]
-    order = sorted(range(gradient.ndim), key=lambda dim: strides[dim], reverse=True)
-    return gradient.permute(order).reshape(-1)

@@ -65,7 +65,7 @@ class _Replay(torch.autograd.Function):
             return None, None, *(None for _ in ctx.needs_input_grad[2:])
         capture: Replayed = ctx.capture
         with capture.lock:
-            if _replayable(grad) and not vars(ctx).get("used") and capture.keeps(ctx.number):
+            if replayable(grad) and not vars(ctx).get("used") and capture.keeps(ctx.number):
                 found = capture.backward(grad)
                 ctx.ticket.open = False  # its memory may be overwritten from now on
                 return None, None, *found
@@ -92,7 +92,8 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     return [next(found) if n else None for n in needed]
 
 
-def _replayable(grad: Tensor) -> bool:
+def replayable(grad: Tensor) -> bool:
+    """Return whether a backward graph can take the gradient of a result."""
     functorch = torch._C._functorch  # neither vmap has a public test
     return not (
         torch.is_grad_enabled()  # for a second derivative
