@@ -1,4 +1,4 @@
-"""Modules with torch's constructors, whose ``forward`` calls operators. May import graphs, testing and below.
+"""Modules with torch's constructors, whose ``forward`` calls operators. May import program and below.
 
 Each is a subclass of torch's module of the same name. Where an operator rejects a call, torch's own
 ``forward`` runs; ``reason`` says why a module always runs torch's.

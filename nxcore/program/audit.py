@@ -1,0 +1,167 @@
+"""Audit: a call by replay and by plain torch, of which the caller gets the plain one's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from nxcore.errors import CaptureError
+from nxcore.graphs.buffers import untouched
+from nxcore.graphs.dice import hosts, put_hosts_back
+from nxcore.graphs.outcome import AGREES, off
+from nxcore.graphs.recorder import Recorder
+from nxcore.interop.internals import gradients
+
+FACTOR, EVERY = 4, 4096
+"""How many times as late each audit comes as the one before; and the most replays between two of them."""
+
+Convict = Callable[[str], None]
+"""Called with what differs."""
+
+
+class Audits:
+    """Which replays are audited: the first one, then ever fewer, but one of ``EVERY`` in any case.
+
+    Attributes
+    ----------
+    passed : int
+        The audits in which replay and plain torch have agreed, of results.
+
+    Examples
+    --------
+    >>> audits = Audits()
+    >>> [number for number in range(1, 200) if audits.due()]
+    [1, 5, 25, 125]
+    """
+
+    def __init__(self) -> None:
+        self.passed, self._calls, self._next = 0, 0, 1
+
+    def due(self) -> bool:
+        """Count a replay; return whether it is to be audited."""
+        self._calls += 1
+        if self._calls < self._next:
+            return False
+        self._next = self._calls + min(FACTOR * self._calls, EVERY)
+        return True
+
+
+def audited(
+    plain: Callable[[], Any],
+    ours: Callable[[], Any],
+    leaves: Sequence[Tensor],
+    buffers: Iterable[Tensor],
+    recorder: Recorder,
+    convict: Convict,
+) -> Any:
+    """Return the result of ``plain``, compared with that of ``ours``; gradients are compared once they come.
+
+    Parameters
+    ----------
+    plain, ours : callable
+        The call, in two ways. Both begin with the same random numbers and buffers.
+    leaves : sequence of Tensor
+        Tensors that may need a gradient.
+    buffers : iterable of Tensor
+        Tensors that the call may write.
+    recorder : Recorder
+        The recorder of their device.
+    convict : callable
+        Called with what differs.
+    """
+    held = list(buffers)
+    dice, host = recorder.dice(), hosts()
+    with untouched(held):
+        found = ours()
+        after = [t.detach().clone() for t in held]
+    recorder.put_back(dice)
+    put_hosts_back(host)
+    result = plain()
+    leaves_found, leaves_plain = pytree.tree_leaves(found), pytree.tree_leaves(result)
+    outs = [t for t in leaves_plain if isinstance(t, Tensor)]
+    others = [t for t in leaves_found if isinstance(t, Tensor)]
+    if len(outs) != len(others) or not outs:
+        convict("its results can't be compared")
+        return result
+    apart = max(differ(others, outs), differ(after, held))
+    if not apart <= AGREES:
+        convict(f"a replay differs from plain torch by {apart:.2g} of its results")
+        return result
+    wanted = [t for t in leaves if t.requires_grad]
+    places = [i for i, t in enumerate(outs) if t.requires_grad]
+    if not (torch.is_grad_enabled() and wanted and places):
+        return result
+    pair = _Pair([outs[i] for i in places], [others[i] for i in places], wanted, convict)
+    # untyped in torch
+    served = iter(_Compared.apply(pair, *pair.plain))  # type: ignore[no-untyped-call]
+    return pytree.tree_map_only(Tensor, lambda t: next(served) if t.requires_grad else t, result)
+
+
+def differ(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Return by how much tensors differ; infinite if their forms do, or one of both alone isn't finite."""
+    pairs = list(zip(found, wanted, strict=True))
+    if any(f.shape != w.shape or f.dtype != w.dtype or f.requires_grad != w.requires_grad for f, w in pairs):
+        return float("inf")
+    with torch.no_grad():
+        exact = [(f, w) for f, w in pairs if not (f.is_floating_point() or f.is_complex())]
+        if not all(torch.equal(f, w) for f, w in exact):
+            return float("inf")
+        rest = [(f, w) for f, w in pairs if f.is_floating_point()]
+        if not rest:
+            return 0.0
+        apart = off([f for f, _ in rest], [w for _, w in rest])
+        if apart == apart and apart != float("inf"):
+            return apart
+        # A loss that has overflowed is no error of a replay that has overflowed too.
+        rest = [(f.nan_to_num(1.0, 2.0, -2.0), w.nan_to_num(1.0, 2.0, -2.0)) for f, w in rest]
+        return off([f for f, _ in rest], [w for _, w in rest])
+
+
+class _Pair:
+    """The results of both ways, until their gradients are compared."""
+
+    def __init__(
+        self, plain: list[Tensor], ours: list[Tensor], leaves: Sequence[Tensor], convict: Convict
+    ) -> None:
+        self.plain, self.ours, self.leaves, self.convict = plain, ours, leaves, convict
+
+    def compare(self, grads: Sequence[Tensor | None]) -> None:
+        """Differentiate both, and compare the gradients of the leaves."""
+        used = [i for i, g in enumerate(grads) if g is not None]
+        given = [g for g in grads if g is not None]
+        if not used or torch.is_grad_enabled():
+            return
+        try:
+            found = gradients([self.ours[i] for i in used], self.leaves, given)
+        except CaptureError as error:
+            self.convict(str(error))
+            return
+        wanted = gradients([self.plain[i] for i in used], self.leaves, given, retain_graph=True)
+        if [g is None for g in found] != [g is None for g in wanted]:
+            self.convict("a replay has other gradients than plain torch")
+            return
+        pairs = [(f, w) for f, w in zip(found, wanted, strict=True) if f is not None and w is not None]
+        apart = differ([f for f, _ in pairs], [w for _, w in pairs])
+        if not apart <= AGREES:
+            self.convict(f"a replay differs from plain torch by {apart:.2g} of its gradients")
+
+
+class _Compared(torch.autograd.Function):
+    """The results of plain torch; a backward pass from them compares the gradients first."""
+
+    @staticmethod
+    def forward(ctx: Any, pair: _Pair, *outs: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.pair = pair
+        return tuple(out.clone() for out in outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        pair, ctx.pair = ctx.pair, None
+        if pair is not None:
+            pair.compare(grads)
+        return None, *grads

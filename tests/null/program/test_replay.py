@@ -1,0 +1,296 @@
+"""A graph of dynamo's: its steps are replayed with the numbers of plain ones, or run, and it says why."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from nxcore.program import audit, front, replay
+from nxcore.program.replay import State
+from tests.null.program.nets import MET, Net, agree, loss_of, pair, replays, step
+
+
+def recorded(compiled, make=Net, **kwargs):
+    """Return a plain model, one that is replayed, and its compiled form."""
+    plain, ours = pair(make)
+    call = compiled(ours)
+    agree(call, ours, plain, MET + 2, **kwargs)
+    assert [r.state for r in replays(ours)] == [State.OURS], [r.report for r in replays(ours)]
+    return plain, ours, call
+
+
+def test_steps_are_replays_with_the_numbers_of_plain_ones(compiled, tape):
+    plain, ours, call = recorded(compiled)
+    before = tape.replayed
+    agree(call, ours, plain, 3)
+    assert tape.replayed == before + 3 * 2
+    assert replays(ours)[0].report.startswith("replays, 2.0x: ")
+
+
+def test_a_loss_within_the_model_is_the_only_result_that_is_differentiated(compiled, tape):
+    plain, ours, call = recorded(compiled, target=torch.tensor([0, 1, 2, 0, 1]))
+    before = tape.replayed
+    agree(call, ours, plain, 2, target=torch.tensor([2, 1, 2, 0, 0]))
+    assert tape.replayed == before + 2 * 2
+
+
+def test_results_that_a_caller_holds_are_not_overwritten(compiled):
+    _, _, call = recorded(compiled)
+    found = [call(torch.randn(5, 4))["scores"].detach() for _ in range(3)]
+    held = [t.clone() for t in found]
+    call(torch.randn(5, 4))
+    torch.testing.assert_close(found, held)
+
+
+def test_gradients_accumulate(compiled):
+    plain, ours, call = recorded(compiled)
+    for net, model in ((call, ours), (plain, plain)):
+        model.zero_grad()
+        for seed in range(3):
+            torch.manual_seed(seed)
+            loss_of(net(torch.randn(5, 4))).backward()
+    torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+
+
+def test_a_second_call_before_the_first_ones_backward_pass_runs(compiled, tape):
+    plain, ours, call = recorded(compiled)
+    before = tape.replayed
+    for net, model in ((call, ours), (plain, plain)):
+        torch.manual_seed(1)
+        model.zero_grad()
+        (loss_of(net(torch.ones(5, 4))) + loss_of(net(torch.zeros(5, 4)))).backward()
+    torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+    assert tape.replayed == before + 2
+    for net in (call, plain):  # a call without a backward pass, whose results are gone
+        net(torch.ones(5, 4))
+    gc.collect()
+    agree(call, ours, plain)
+    assert tape.replayed == before + 2 + 1 + 2
+
+
+def test_a_second_backward_pass_and_a_second_derivative_run_again(compiled):
+    plain, ours, call = recorded(compiled, Smooth)
+    x, found = torch.randn(5, 4), []
+    for net, model in ((call, ours), (plain, plain)):
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss = loss_of(net(x))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        grads = torch.autograd.grad(loss_of(net(x)), [*model.parameters()], create_graph=True)
+        sum(g.square().sum() for g in grads).backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def test_a_gradient_of_the_input(compiled):
+    plain, ours = pair()
+    call, found = compiled(ours), []
+    for _ in range(MET + 3):
+        x = torch.randn(5, 4).requires_grad_()
+        for net in (call, plain):
+            torch.manual_seed(2)
+            found.append(torch.autograd.grad(loss_of(net(x)), [x])[0])
+        torch.testing.assert_close(found[-1], found[-2])
+    assert replays(ours)[0].state is State.OURS
+
+
+def test_a_weight_written_before_its_backward_pass_is_an_error_as_of_torch(compiled):
+    _, ours, call = recorded(compiled)
+    loss = loss_of(call(torch.ones(5, 4)))
+    with torch.no_grad():
+        ours.head.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_evaluation_and_inference_are_replayed_in_the_memory_of_the_training(compiled, tape):
+    plain, ours, call = recorded(compiled)
+    for model in (plain, ours):
+        model.eval()
+    for guard in (torch.no_grad, torch.inference_mode):
+        for _ in range(MET + 3):
+            x = torch.randn(5, 4)
+            with guard():
+                torch.testing.assert_close(call(x), plain(x))
+    found = replays(ours)
+    assert [r.state for r in found] == [State.OURS] * len(found), [r.report for r in found]
+    assert len({r.memory for r in found}) == 1
+    assert len({id(pool) for pool in tape.pools}) == 1
+    for model in (plain, ours):
+        model.train()
+    agree(call, ours, plain, 2)
+
+
+def test_a_last_smaller_batch_runs_and_a_frequent_second_size_is_replayed(compiled):
+    plain, ours, call = recorded(compiled)
+    for seed in range(24):
+        agree(call, ours, plain, shape=(3, 4) if seed % 12 == 11 else (5, 4))
+    assert {r.state for r in replays(ours)} == {State.OURS, State.COUNTING}
+    for seed in range(24):
+        agree(call, ours, plain, shape=(3, 4) if seed % 2 else (5, 4))
+    assert {r.state for r in replays(ours)} == {State.OURS}
+
+
+def test_autocast_within_and_around_the_model(compiled):
+    plain, ours = pair()
+    call = compiled(ours)
+    with torch.autocast("cpu", torch.bfloat16):
+        for seed in range(MET + 3):
+            x = torch.randn(5, 4)
+            torch.testing.assert_close(step(call, ours, x, seed), step(plain, plain, x, seed))
+    assert replays(ours)[0].state is State.OURS
+
+
+def test_moved_parameters_are_recorded_again(compiled):
+    plain, ours, call = recorded(compiled)
+    for model in (plain, ours):
+        model.head.weight.data = 2 * model.head.weight.data
+    agree(call, ours, plain, MET + 3)
+    assert replays(ours)[0].state is State.OURS
+
+
+def test_losses_of_other_results_run_again_and_are_recorded_again(compiled):
+    plain, ours, call = recorded(compiled)
+    for _ in range(MET + 3):
+        found = []
+        for net, model in ((call, ours), (plain, plain)):
+            torch.manual_seed(4)
+            model.zero_grad()
+            net(torch.ones(5, 4))["hidden"].sum().backward()
+            found.append([p.grad for p in model.parameters()])
+        torch.testing.assert_close(*found)
+    assert replays(ours)[0].state is State.OURS
+
+
+class Smooth(nn.Module):
+    """A network whose second derivatives are no numerical riddle."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop, self.head = nn.Linear(4, 6), nn.Dropout(0.4), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.drop(self.layer(x).tanh()))
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x.add_(1))
+
+
+class Returned(Writes):
+    def forward(self, x):
+        y = self.layer(x)
+        return {"loss": None, "scores": y, "again": y[:2]}
+
+
+class OnHost(Writes):
+    def forward(self, x):
+        return self.layer(x) * torch.rand(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(Writes, "it writes into an argument"), (Returned, "its results share memory")],
+)
+def test_what_a_replay_cannot_do_runs(compiled, make, why):
+    plain, ours = pair(make)
+    call = compiled(ours)
+    for _ in range(MET + 2):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(step(call, ours, x.clone()), step(plain, plain, x.clone()))
+    (found,) = replays(ours)
+    assert found.state is State.REFUSED
+    assert why in found.why
+
+
+def test_what_the_host_computes_is_no_constant_of_a_recording():
+    graphs = []
+    torch.compile(OnHost(), backend=lambda gm, _: graphs.append(gm) or gm.forward)(torch.ones(2, 4))
+    assert "is computed on 'cpu'" in front.refusal(graphs[0], torch.device("cuda"))
+
+
+def test_a_replay_that_is_no_faster_is_dropped(compiled, tape):
+    tape.slow = 1e-3
+    plain, ours = pair()
+    agree(compiled(ours), ours, plain, MET + 2)
+    (found,) = replays(ours)
+    assert found.state is State.PLAIN
+    assert found.why.startswith("replaying is no faster: ")
+
+
+def test_without_memory_a_call_runs(compiled, monkeypatch):
+    def short(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(replay, "Recording", short)
+    plain, ours = pair()
+    agree(compiled(ours), ours, plain, MET + 2)
+    (found,) = replays(ours)
+    assert (found.state, found.why) == (State.PLAIN, "there was too little memory for a recording")
+    monkeypatch.setattr(replay, "roomy", lambda _: False)
+    other = pair()[1]
+    agree(compiled(other), other, pair()[0], MET + 2)
+    assert replays(other)[0].why == "there is too little memory for a recording"
+
+
+@pytest.mark.parametrize("what", ["results", "gradients"])
+def test_a_replay_that_is_wrong_is_refused_and_its_caller_has_the_plain_result(compiled, what, monkeypatch):
+    plain, ours = pair()
+    call = compiled(ours)
+    agree(call, ours, plain, MET)
+    made = replay.Recording
+
+    class Wrong(made):
+        def forward(self, inputs):
+            found = super().forward(inputs)
+            return [2 * t if what == "results" and self.wrong else t for t in found]
+
+        def backward(self, grads):
+            found = super().backward(grads)
+            return [g if g is None or what == "results" or not self.wrong else 2 * g for g in found]
+
+        wrong = False
+
+    monkeypatch.setattr(replay, "Recording", Wrong)
+    monkeypatch.setattr(audit, "EVERY", 2)
+    agree(call, ours, plain, 2)
+    assert replays(ours)[0].state is State.OURS
+    Wrong.wrong = True
+    served = []
+    for _ in range(8):  # between two audits a wrong replay is served: no test can see it sooner
+        x = torch.randn(5, 4)
+        found = step(call, ours, x)
+        served.append(all(torch.allclose(a, b) for a, b in zip(found, step(plain, plain, x), strict=True)))
+        for own, other in zip(ours.buffers(), plain.buffers(), strict=True):
+            own.data.copy_(other)
+    (found,) = replays(ours)
+    assert found.state is State.REFUSED
+    assert f"of its {what}" in found.why
+    assert served[-1]
+
+
+def test_audits_come_at_a_rate_that_never_ends():
+    audits = audit.Audits()
+    due = [i for i in range(1, 40_000) if audits.due()]
+    assert due[:4] == [1, 5, 25, 125]
+    assert {b - a for a, b in zip(due[-4:], due[-3:], strict=False)} == {audit.EVERY}
+
+
+def test_other_modes_of_torch_run(compiled, tape):
+    _, ours, call = recorded(compiled)
+    before = tape.replayed
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        loss_of(call(torch.ones(5, 4))).backward()
+    with torch.autograd.set_detect_anomaly(mode=True, check_nan=False):
+        loss_of(call(torch.ones(5, 4))).backward()
+    assert tape.replayed == before
+    assert replays(ours)[0].state is State.OURS
