@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from nxcore.nn.exchange import AWAKE, MARK, PATCHED, RESTING, become, kind
+from nxcore.nn.programs import ModelProgram
 from nxcore.nn.served import LEFT, look, rest
 from nxcore.nn.whole import ModelWhole
 
@@ -38,7 +39,7 @@ class Groups:
 
     Parameters
     ----------
-    whole : ModelWhole, optional
+    whole : ModelWhole or ModelProgram, optional
         What replays the model's calls in training.
 
     Attributes
@@ -47,7 +48,7 @@ class Groups:
         The modules that are given back, by identity.
     """
 
-    def __init__(self, whole: ModelWhole | None = None) -> None:
+    def __init__(self, whole: ModelWhole | ModelProgram | None = None) -> None:
         self._whole = whole
         self.resting: dict[int, Given] = {}
 

@@ -38,6 +38,7 @@ from nxcore.nn.marks import (
     unfit,
 )
 from nxcore.nn.patience import Patience
+from nxcore.nn.programs import ModelProgram
 from nxcore.nn.served import ROAM, Changes
 from nxcore.nn.shapes import ROAMED, Shapes
 from nxcore.nn.trial import Mode, Trial
@@ -79,7 +80,7 @@ class Steps:
         Its choices decide when a trial may begin.
     now : callable
         Returns seconds.
-    whole : ModelWhole, optional
+    whole : ModelWhole or ModelProgram, optional
         What replays the model's calls in training.
     """
 
@@ -88,7 +89,7 @@ class Steps:
         model: nn.Module,
         session: Session,
         now: Callable[[], float] = time.perf_counter,
-        whole: ModelWhole | None = None,
+        whole: ModelWhole | ModelProgram | None = None,
     ) -> None:
         self.ended = ""
         self._of, self._now = weakref.ref(model), now

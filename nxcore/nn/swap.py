@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from nxcore.errors import of_type
 from nxcore.nn import activations, watching
+from nxcore.nn import whole as of_models
 from nxcore.nn.exchange import EXCHANGING, MARK, PATCHED, RESTING, awake, kind
 from nxcore.nn.linear import Linear
 from nxcore.nn.lookups import PREPARED, prepared
@@ -26,9 +27,10 @@ from nxcore.nn.modules import (
     MaxPool2d,
 )
 from nxcore.nn.prepare import shown
+from nxcore.nn.programs import ModelProgram, program_for
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.served import Served, give_back, look
-from nxcore.nn.whole import whole_for
+from nxcore.nn.whole import ModelWhole
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -114,11 +116,15 @@ def accelerate(
     swap = exchanged(model)
     if prepare is not None:
         shown(model, prepare)
-    whole = whole_for(model) if graphs else None
-    if isinstance(whole, str):
-        swap, whole = replace(swap, replays=f"are not replayed: {whole}"), None
-    elif whole is not None:
-        swap = replace(swap, replays="may be replayed in training")
+    found = of_models.whole_for(model) if graphs else None
+    whole: ModelWhole | ModelProgram | None = None
+    if isinstance(found, str):
+        program = program_for(model, of_models.recorder_for)
+        how = "are not replayed" if isinstance(program, str) else "may be replayed as dynamo's graphs"
+        swap = replace(swap, replays=f"{how}: {program if isinstance(program, str) else found}")
+        whole = None if isinstance(program, str) else program
+    elif found is not None:
+        swap, whole = replace(swap, replays="may be replayed in training"), found
     if watch or whole is not None:
         watching.watch(model, whole=whole, compares=watch)
     return swap

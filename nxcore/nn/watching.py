@@ -7,6 +7,7 @@ from torch import nn
 from nxcore.errors import of_type
 from nxcore.nn import exchange
 from nxcore.nn.groups import Groups
+from nxcore.nn.programs import ModelProgram
 from nxcore.nn.steps import Steps
 from nxcore.nn.whole import Calls, ModelWhole
 from nxcore.session import Session, default
@@ -15,7 +16,7 @@ from nxcore.session import Session, default
 def watch(
     model: nn.Module,
     session: Session | None = None,
-    whole: ModelWhole | None = None,
+    whole: ModelWhole | ModelProgram | None = None,
     *,
     compares: bool = True,
 ) -> None:
@@ -43,7 +44,7 @@ def unwatch(model: nn.Module) -> None:
             exchange.release(module)
 
 
-def whole_of(model: nn.Module) -> ModelWhole | None:
+def whole_of(model: nn.Module) -> ModelWhole | ModelProgram | None:
     """Return what replays the calls of ``model``, if anything does."""
     held = exchange.watch_within(model)
     return None if held is None else held.whole

@@ -114,7 +114,7 @@ class ModelWhole(Whole):
         args = given
         if not self.stands or not all(map(_plain, args)):
             return call(*args)
-        if self._record(args[0].device) is None or module is not self._of() or _apart():
+        if self._record(args[0].device) is None or module is not self._of() or apart():
             return call(*args)
         if self._used is not None:
             self._adapt()
@@ -188,7 +188,7 @@ class ModelWhole(Whole):
             return why
         for part in parts_of(module):
             part.outer = part.outer or self
-        with _beside():
+        with beside():
             why = super()._capture(key, module, tensors, ran_s)
         why = self._settle(key, tensors, why)
         self._waits = bool(why)
@@ -242,11 +242,11 @@ class Calls:
 
     Parameters
     ----------
-    whole : ModelWhole
+    whole : ModelWhole or ModelProgram
         What replays them.
     """
 
-    def __init__(self, whole: ModelWhole) -> None:
+    def __init__(self, whole: Any) -> None:
         self.whole = whole
 
     def run(
@@ -278,6 +278,11 @@ def parts_of(model: nn.Module) -> Iterator[Part]:
     """Yield the parts of the modules within ``model``; its own first, since a network has thousands."""
     for module in model.modules():
         yield from [value for value in vars(module).values() if isinstance(value, Part)]
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    """Return the recorder of a device; None where it has no graphs."""
+    return recorder_of(device)
 
 
 def available() -> bool:
@@ -315,7 +320,7 @@ def _run(module: nn.Module, *tensors: Tensor) -> Any:
     return call(module, *tensors)
 
 
-def _beside() -> contextlib.AbstractContextManager[None]:
+def beside() -> contextlib.AbstractContextManager[None]:
     """Return a context for a capture: what it doesn't know is learnt beside the program, not in its call."""
     session = default()
     if session.learning:
@@ -329,7 +334,7 @@ def _plain(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _apart() -> bool:
+def apart() -> bool:
     """Return whether a call is within a backward pass, or of a step of several ranks.
 
     These exchange gradients while others are computed; of a replay all come at its end.

@@ -22,6 +22,7 @@ from nxcore.offline import survey
 from nxcore.offline.ahead import deterministic
 from nxcore.offline.seen import SHARES, Row, Seen, rows_of, together
 from nxcore.offline.survey import STATES, Served
+from nxcore.program import front
 from nxcore.registry import made
 from nxcore.session import Session, default
 from nxcore.spec.problem import TensorMeta
@@ -54,7 +55,8 @@ class Status:
     served : tuple of Row
         A row for each replaced module: what serves it, why, and what it saves.
     steps : tuple of str
-        The results of comparing the model's steps with plain ones; empty where it has no watch.
+        The results of comparing the model's steps with plain ones, and whether they, or graphs that
+        ``torch.compile`` made with the backend ``nxcore``, are replayed; empty where there is neither.
     """
 
     rows: tuple[Served, ...]
@@ -137,6 +139,7 @@ def of_model(model: nn.Module | None, *args: Any, **kwargs: Any) -> Status:
         return _status(session, _decided(session), TUNE)
     of_type(model, nn.Module, "a torch.nn.Module", "model")
     steps = tuple(watching.report(model))  # from here on the modules are as between blocks of plain steps
+    steps += tuple(front.report(getattr(model, "_orig_mod", model)) if not steps else ())
     modules = standing(model)
     names = {id(module): name for name, module in model.named_modules() if name in modules.replaced}
     seen = None

@@ -9,6 +9,7 @@ import torch
 
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
+from nxcore.graphs.reads import Unclear
 from nxcore.nn import activations, linear, modules, sequential, whole
 from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
@@ -74,3 +75,16 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tape]:
     monkeypatch.setattr(whole, "recorder_of", lambda _: made)
     with nxcore.policy("estimate"):
         yield made
+
+
+@pytest.fixture
+def unclear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the recorder refuse every model, for its code."""
+
+    def refuse(_: torch.nn.Module) -> None:
+        raise Unclear("its code isn't read here")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(whole, "names_of", refuse)
+    yield
+    torch._dynamo.reset()

@@ -1,0 +1,324 @@
+"""Programs: an accelerated model whose calls are graphs of torch's dynamo, replayed as CUDA graphs.
+
+It serves models whose code the recorder can't read (``nxcore.graphs.reads``). Dynamo's guards say whether a
+graph still is what the model's code does; where none is, the call runs, and no graph is made within it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from nxcore.graphs.dice import hosts, put_hosts_back
+from nxcore.graphs.hooks import hooked
+from nxcore.graphs.part import SELDOM
+from nxcore.graphs.recorder import Recorder
+from nxcore.graphs.snapshot import attributes
+from nxcore.nn.marks import alike, mode_of, requested, tensors
+from nxcore.nn.whole import LOOK, apart, beside, parts_of
+from nxcore.program.audit import Audits, audited
+from nxcore.program.front import Graph, Program, programmed
+from nxcore.program.memory import leave
+from nxcore.program.names import Names
+from nxcore.program.replay import Replay, State, unfit
+from nxcore.session import default
+
+MET = 2
+"""Calls of a signature before its graphs are made."""
+
+MOST, KEPT = 8, 256
+"""The most times that graphs are made: dynamo itself keeps no more of one function. The most signatures that
+are counted.
+"""
+
+CONFIG = {"skip_nnmodule_hook_guards": False, "skip_fsdp_guards": False, "suppress_errors": True}
+"""Settings of dynamo's under which graphs are made: hooks that a module gets later are seen."""
+
+
+IN_VAIN = 16
+"""Calls in a row without a graph after which no further one is looked for."""
+
+
+class _TracedError(Exception):
+    """A graph of the whole call is made, and nothing of the call has run."""
+
+
+class ModelProgram:
+    """Replays the calls of a model.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model; no reference to it is kept.
+    record : callable
+        As of ``nxcore.graphs.part.Part``.
+
+    Attributes
+    ----------
+    resting : bool
+        Whether a watch over the model's steps lets all calls run.
+    refusal : str
+        Why all calls run; empty if they needn't.
+    """
+
+    def __init__(self, model: nn.Module, record: Callable[[torch.device], Recorder | None]) -> None:
+        self.resting, self.refusal = False, ""
+        self._of, self._record = weakref.ref(model), record
+        self._programs: list[Program] = []
+        self._met: dict[Any, int] = {}
+        self._due: Any = None  # the signature of which graphs are to be made
+        self._calls, self._made, self._missed = 0, 0, 0
+        self._tracing, self._whole, self._pure, self._audits = False, True, True, Audits()
+        self._names: list[Names] = []
+        self._early, self._broken, self._swept = False, False, True
+        self._compiled: Callable[..., Any] | None = None
+        self._run: Callable[..., Any] = _root()
+
+    @property
+    def captured(self) -> int:
+        """The number of signatures that are replayed."""
+        return sum(replay.state is State.OURS for replay in self._replays)
+
+    @property
+    def pool(self) -> int:
+        """The bytes of the device's memory that recordings have taken."""
+        return sum(memory.bytes for memory in {replay.memory for replay in self._replays})
+
+    @property
+    def saved_ms(self) -> float:
+        """The milliseconds that replays save a call; 0 where nothing is replayed."""
+        return sum(r.ran_ms - r.replayed_ms for r in self._replays if r.state is State.OURS)
+
+    @property
+    def stands(self) -> bool:
+        """Whether calls are replayed, or may be."""
+        return not self.refusal
+
+    @property
+    def pending(self) -> bool:
+        """Whether one of the next calls may be recorded."""
+        waits = [replay.state in (State.COUNTING, State.WAITING) for replay in self._replays]
+        return self.stands and bool(self._met) and (any(waits) or not self._made)
+
+    @property
+    def state(self) -> str:
+        """Whether its calls run or replay, and why."""
+        if self.refusal:
+            return f"runs: {self.refusal}"
+        if not self._programs:
+            return f"runs: calls so far: {self._calls}"
+        return (
+            "; ".join(f"{p.count} operations: {r.report}" for p, r in self._graphs)
+            or "no call of a graph yet"
+        )
+
+    @property
+    def report(self) -> list[str]:
+        """Its state, as lines."""
+        return [f"the model: {self.state}"]
+
+    @property
+    def _graphs(self) -> list[tuple[Program, Replay]]:
+        return [(program, replay) for program in self._programs for replay in program.replays.values()]
+
+    @property
+    def _replays(self) -> list[Replay]:
+        return [replay for _, replay in self._graphs]
+
+    @property
+    def _served(self) -> int:
+        return sum(program.served for program in self._programs)
+
+    def end(self, why: str) -> None:
+        """Run all calls from now on; free the recordings."""
+        self.refusal = why
+        for program in self._programs:
+            program.end(why)
+        self._programs.clear()
+        self._names.clear()
+
+    def call(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Replay the call, if there is a graph of it; otherwise run it, by ``call``."""
+        if self.refusal or module is not self._of() or self._unfit(module):
+            return call(*args, **kwargs)
+        if self.resting:
+            self._swept = False
+            return call(*args, **kwargs)
+        if not self._swept:  # the memory of plain steps
+            self._swept = True
+            leave(next(module.parameters()).device)
+        self._calls += 1
+        if self._due is not None or not self._programs:
+            key = _key(module, args, kwargs)
+            if key == self._due:
+                return self._traced(module, call, args, kwargs)
+            if not self._programs:
+                self._miss(key)
+                return call(*args, **kwargs)
+        if self._calls % LOOK == 0:
+            self._look()
+        if not all(names.holds() for names in self._names):
+            self._rebound()
+            return call(*args, **kwargs)
+        before = self._served
+        if self._pure and self._audits.due():
+            result = self._audited(module, call, args, kwargs)
+        else:
+            result = self._run(module, *args, **kwargs)  # by graphs, or as it is where their guards fail
+        if self._served == before:
+            self._miss(_key(module, args, kwargs))
+        else:
+            self._missed = 0
+        return result
+
+    def _unfit(self, module: nn.Module) -> bool:
+        """Return whether a call made now runs."""
+        return unfit() or apart() or hooked(module) or requested()
+
+    def _miss(self, key: Any) -> None:
+        """Count a call that no graph serves; let dynamo make one of the next like it, if it comes often."""
+        met = self._met[key] = self._met.get(key, 0) + 1
+        self._missed += 1
+        if len(self._met) > KEPT:
+            self._met.clear()
+        if self._made < MOST:
+            self._due = key if met >= MET and met * SELDOM >= self._calls else self._due
+        elif self._missed >= IN_VAIN:
+            self.end(f"dynamo has made graphs for {MOST} signatures or states, and none is of its calls now")
+
+    def _traced(
+        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Let dynamo make graphs of the call, and run it: by ``call``, unless graphs are of parts of it."""
+        self._due, self._made, self._tracing, host = None, self._made + 1, True, hosts()
+        self._broken = False
+        dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
+        if self._compiled is None:
+            self._compiled = torch.compile(_root(), backend=self._backend, dynamic=False)
+            self._run = dynamo.run(self._compiled)
+        try:
+            with dynamo.config.patch(**CONFIG):
+                result = self._compiled(module, *args, **kwargs)
+        except _TracedError:
+            put_hosts_back(host)
+            result = call(*args, **kwargs)
+        finally:
+            self._tracing = False
+        if not self._programs:
+            self.end("dynamo has made no graph of it")
+        return result
+
+    def _rebound(self) -> None:
+        """Forget all graphs: a name that dynamo takes for fixed has another value than it had."""
+        if self._whole and self._made < MOST:
+            for program in self._programs:
+                program.end("a method, a function of torch or the environment was changed")
+            self._programs.clear()
+            self._names.clear()
+            self._compiled = None
+        else:  # graphs of parts are tied to the user's own functions
+            self.end("a method, a function of torch or the environment was changed")
+
+    def _backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+        """Return what runs a graph; in the call of which it was made, that is the user's own code."""
+        reason = getattr(graph, "compile_subgraph_reason", None)
+        apiece = reason is None or reason.graph_break or self._broken
+        self._broken = apiece
+        effects = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator
+        effects = effects.current_tx().output.side_effects
+        self._whole = self._whole and not apiece
+        self._pure = self._pure and self._whole and not _changes(effects)
+        if (model := self._of()) is not None:
+            met = [getattr(v, "value", None) for v in effects.id_to_variable.values()]
+            self._names.append(Names(model, graph, met))
+        made = programmed(graph, inputs, self._record, _as_is)
+        if not isinstance(made, Program):
+            return made
+        self._programs.append(made)
+
+        def run(*inputs: Any) -> Sequence[Any]:
+            if self._tracing and not apiece:
+                raise _TracedError
+            return made(*inputs)
+
+        return run
+
+    def _look(self) -> None:
+        """Give the model back if nothing is replayed; record again once more is learnt."""
+        states = {replay.state for replay in self._replays}
+        if states and states <= {State.PLAIN, State.REFUSED}:
+            self.end(self.state.removeprefix("runs: "))
+        elif default().learning:
+            self._early = True
+        elif self._early:
+            self._early = False
+            for program in self._programs:
+                program.renew()
+
+    def _audited(
+        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the result of the model's own call, compared with that of its graphs."""
+        self._swept = False
+        own = [t for m in module.modules() for _, value in attributes(m) for t in tensors(value)]
+        given = [*tensors(args), *tensors(kwargs)]
+        recorder = self._record(next(iter(module.parameters())).device)
+        if recorder is None:
+            return call(*args, **kwargs)
+        return audited(
+            functools.partial(call, *args, **kwargs),
+            functools.partial(self._run, module, *args, **kwargs),
+            [t for t in (*module.parameters(), *own, *given) if t.is_leaf],
+            [t for t in (*module.buffers(), *own) if not t.requires_grad],
+            recorder,
+            self.end,
+        )
+
+
+@contextlib.contextmanager
+def _as_is() -> Iterator[None]:
+    """Have a recording take what is known: torch serves the rest, and no call waits for it."""
+    default().chooser.survey.spare = 0
+    with beside():
+        yield
+
+
+def program_for(model: nn.Module, record: Callable[[torch.device], Recorder | None]) -> ModelProgram | str:
+    """Return what replays the calls of ``model`` by dynamo's graphs; or why nothing does."""
+    if next(parts_of(model), None) is not None:
+        return "parts of it may be"
+    for name, module in model.named_modules():
+        if vars(module).get("_compiled_call_impl") is not None or isinstance(module, torch.jit.ScriptModule):
+            return f"{name or 'it'} is compiled"
+    return ModelProgram(model, record)
+
+
+def _root() -> Callable[..., Any]:
+    """Return a function that runs a model, with code of its own, to which dynamo's graphs are tied."""
+
+    def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return module.forward(*args, **kwargs)
+
+    return types.FunctionType(run.__code__.replace(), globals(), "run")
+
+
+def _key(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what is equal for calls that are alike."""
+    return alike(args, kwargs), mode_of(module)
+
+
+def _changes(effects: Any) -> bool:
+    """Return whether the code that dynamo traces changes an object that it was given, but for tensors."""
+    from torch._dynamo.variables import base
+
+    given = (base.AttributeMutationExisting, base.ValueMutationExisting)
+    found = effects.id_to_variable.values()
+    return any(isinstance(v.mutation_type, given) and effects.is_modified(v) for v in found)

@@ -1,0 +1,252 @@
+"""A change between the steps of an accelerated model that is replayed as dynamo's graphs: it is seen."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import os
+import random
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from tests.nn.tape import part
+from tests.nn.traced import CALLS, Config, Net, agree, reads, replayed, two
+
+pytestmark = pytest.mark.usefixtures("tape", "unclear")
+
+FACTOR = 2.0
+FUNCTIONS = {"act": torch.tanh}
+CONFIG = Config()
+SPACE = types.SimpleNamespace(factor=2.0)
+NAMES = {"double"}
+
+
+PARTIAL = functools.partial(torch.mul, torch.tensor(2.0))
+QUEUE = collections.deque([2.0])
+TENSOR = torch.tensor(2.0)
+
+
+class Described:
+    def __get__(self, of, cls):
+        return 2.0
+
+
+class Slot:
+    __slots__ = ("value",)
+
+    def __init__(self):
+        self.value = 2.0
+
+
+class Base:
+    described = Described()
+
+    def __init__(self):
+        self.slot = Slot()
+
+    @property
+    def twice(self):
+        return 2.0
+
+    def by(self, x):
+        return 2 * x
+
+
+class Own(Base):
+    pass
+
+
+OWN = Own()
+
+
+def helper(x):
+    return 2 * x
+
+
+def defaulted(x, factor=2.0):
+    return factor * x
+
+
+def scaled(factor):
+    def by(x):
+        return factor * x
+
+    def change():
+        nonlocal factor
+        factor = 3.0
+
+    return by, change
+
+
+def draw(_, x):
+    return x * random.choice([1.0, 2.0, 3.0])
+
+
+def environment(_, x):
+    return x * float(os.environ.get("NXCORE_TEST_FACTOR", "2"))
+
+
+PLANTS = {
+    "a global": (lambda _, x: FACTOR * x, lambda m, ours: m.setitem(globals(), "FACTOR", 3.0)),
+    "a function": (
+        lambda _, x: helper(x),
+        lambda m, ours: m.setitem(globals(), "helper", lambda x: 3 * x),
+    ),
+    "a registry": (
+        lambda _, x: FUNCTIONS["act"](x),
+        lambda m, ours: m.setitem(FUNCTIONS, "act", torch.sigmoid),
+    ),
+    "a registry's size": (
+        lambda _, x: x * len(FUNCTIONS),
+        lambda m, ours: m.setitem(FUNCTIONS, "other", torch.sigmoid),
+    ),
+    "a config": (lambda _, x: CONFIG.factor * x, lambda m, ours: m.setattr(CONFIG, "factor", 3.0)),
+    "a namespace": (lambda _, x: SPACE.factor * x, lambda m, ours: m.setattr(SPACE, "factor", 3.0)),
+    "a set": (lambda _, x: x * ("double" in NAMES), lambda m, ours: m.setitem(globals(), "NAMES", set())),
+    "an environment variable": (environment, lambda m, ours: m.setenv("NXCORE_TEST_FACTOR", "3")),
+    "a class attribute": (lambda net, x: net.factor * x, lambda m, ours: m.setattr(Net, "factor", 3.0)),
+    "a method": (
+        lambda net, x: net.head(x).sum() * x,
+        lambda m, ours: m.setattr(nn.Linear, "forward", lambda layer, x: x @ (2 * layer.weight.T)),
+    ),
+    "a default": (
+        lambda _, x: defaulted(x),
+        lambda m, ours: m.setattr(defaulted, "__defaults__", (3.0,)),
+    ),
+    "a module of python's": (lambda _, x: math.pi * x, lambda m, ours: m.setattr(math, "pi", 3.0)),
+    "another method": (lambda _, x: OWN.by(x), lambda m, ours: m.setattr(Base, "by", lambda own, x: 3 * x)),
+    "a property": (
+        lambda _, x: OWN.twice * x,
+        lambda m, ours: m.setattr(Base, "twice", property(lambda own: 3.0)),
+    ),
+    "a descriptor": (
+        lambda _, x: OWN.described * x,
+        lambda m, ours: m.setattr(Described, "__get__", lambda own, of, cls: 3.0),
+    ),
+    "a slot": (lambda _, x: OWN.slot.value * x, lambda m, ours: m.setattr(OWN.slot, "value", 3.0)),
+    "a queue": (lambda _, x: QUEUE[0] * x, lambda m, ours: QUEUE.appendleft(3.0)),
+    "a partial": (
+        lambda _, x: PARTIAL(x),
+        lambda m, ours: m.setitem(globals(), "PARTIAL", functools.partial(torch.mul, torch.tensor(3.0))),
+    ),
+    "torch's function": (
+        lambda _, x: nn.functional.gelu(x),
+        lambda m, ours: m.setattr(nn.functional, "gelu", torch.tanh),
+    ),
+    "torch's method": (
+        lambda _, x: x.tanh(),
+        lambda m, ours: m.setattr(torch.Tensor, "tanh", torch.Tensor.sigmoid),
+    ),
+    "a tensor": (lambda _, x: TENSOR * x, lambda m, ours: m.setitem(globals(), "TENSOR", torch.tensor(3.0))),
+    "what getenv reads": (
+        lambda _, x: x * float(os.getenv("NXCORE_TEST_FACTOR", "2")),
+        lambda m, ours: m.setenv("NXCORE_TEST_FACTOR", "3"),
+    ),
+    "a draw of python's": (draw, lambda m, ours: None),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_change_outside_of_the_model_is_seen(tape, plant, monkeypatch):
+    use, change = PLANTS[plant]
+    ours, plain = two(use)
+    agree(ours, plain, CALLS)
+    before = part(ours).captured
+    change(monkeypatch, ours)
+    agree(ours, plain, 3)
+    monkeypatch.undo()
+    agree(ours, plain, 3)
+    assert before or plant == "a draw of python's", part(ours).state
+
+
+def test_a_variable_of_a_function_is_seen(tape):
+    by, change = scaled(2.0)
+    ours, plain = replayed(tape, lambda _, x: by(x))
+    change()
+    agree(ours, plain, 3)
+
+
+def hook(net):
+    net.head.register_forward_hook(lambda module, args, out: 1.5 * out)
+
+
+def hook_before(net):
+    net.norm.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def own_hook(net):
+    net.register_forward_hook(lambda module, args, out: {"scores": 1.5 * out["scores"]})
+
+
+def rate(net):
+    net.drop.p = 0.7
+
+
+def momentum(net):
+    net.norm.momentum = 0.3
+
+
+def weight(net):
+    net.head.weight = nn.Parameter(2 * net.head.weight.detach())
+
+
+def data(net):
+    net.head.weight.data = 2 * net.head.weight.data
+
+
+def layer(net):
+    net.head = nn.Linear(6, 3, bias=False)
+    nn.init.ones_(net.head.weight)
+
+
+def replaced(net):
+    forward = net.head.forward
+    net.head.forward = lambda x: 2 * forward(x)
+
+
+def frozen(net):
+    net.head.weight.requires_grad_(False).grad = None
+
+
+def evaluated(net):
+    net.norm.eval()
+
+
+def own(net):
+    net.own = 3.0
+
+
+def listed(net):
+    net.items[0] = 3.0
+
+
+def tabled(net):
+    net.table["factor"] = 3.0
+
+
+def configured(net):
+    net.config.factor = 3.0
+
+
+def other_class(net):
+    net.head.__class__ = Doubled
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+CHANGES = [hook, hook_before, own_hook, rate, momentum, weight, data, layer, replaced, frozen, evaluated]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, own, listed, tabled, configured, other_class])
+def test_a_change_of_the_model_is_seen(tape, change):
+    ours, plain = replayed(tape, reads)
+    for net in (ours, plain):
+        change(net)
+    agree(ours, plain, 4)

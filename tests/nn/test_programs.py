@@ -1,0 +1,180 @@
+"""An accelerated model whose code the recorder can't read: its calls are dynamo's graphs, replayed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import nxcore
+from nxcore.nn import programs, watching
+from nxcore.nn.programs import ModelProgram
+from nxcore.program import front
+from tests.nn.tape import part
+from tests.nn.traced import CALLS, Net, agree, reads, replayed, step, two
+
+pytestmark = pytest.mark.usefixtures("tape", "unclear")
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_steps_are_replayed_with_the_numbers_of_plain_ones(tape, watch):
+    ours, plain = replayed(tape, watch=watch)
+    agree(ours, plain, 4)
+    found = part(ours)
+    assert isinstance(found, ModelProgram)
+    assert watching.report(ours)[-1].startswith("the model: 7 operations: replays, 2.0x: ")
+    assert "replays, 2.0x" in str(nxcore.status(ours, torch.randn(5, 4)))
+
+
+def test_evaluation_keywords_and_other_sizes(tape):
+    ours, plain = replayed(tape)
+    agree(ours, plain, CALLS, scale=0.5)
+    for net in (ours, plain):
+        net.eval()
+    for _ in range(CALLS):
+        x = torch.randn(5, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x), plain(x))
+    for net in (ours, plain):
+        net.train()
+    agree(ours, plain, 3)
+    agree(ours, plain, shape=(3, 4))
+    assert part(ours).captured == 3, part(ours).state
+
+
+def test_a_value_that_changes_ever_again_ends_replays(tape, monkeypatch):
+    monkeypatch.setattr(programs, "IN_VAIN", 2)
+    monkeypatch.setattr(programs, "MOST", 2)
+    ours, plain = replayed(tape, reads)
+    for i in range(12):
+        for net in (ours, plain):
+            net.own = 3.0 + i
+        agree(ours, plain)
+    assert part(ours).state.startswith("runs: dynamo has made graphs for 2 signatures or states")
+    assert not part(ours).stands
+
+
+def counted(net, x):
+    net.own += 1
+    return x
+
+
+def test_what_a_call_changes_is_changed_once(tape):
+    ours, plain = two(counted)
+    agree(ours, plain, CALLS + 2)
+    assert ours.own == plain.own
+
+
+def broken(net, x):
+    torch._dynamo.graph_break()
+    net.items.append(1.0)
+    return x.tanh()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads it
+def test_parts_of_a_model_are_replayed_where_dynamo_breaks_its_graph(tape):
+    ours, plain = two(broken)
+    agree(ours, plain, CALLS + 2)
+    assert part(ours).captured == 2, part(ours).state
+    assert len(ours.items) == len(plain.items)
+
+
+def test_a_graph_that_is_not_the_models_code_is_refused(tape, monkeypatch):
+    made = front.programmed
+
+    def other(graph, *rest):
+        for node in graph.graph.nodes:
+            if node.target is torch.relu or node.target == "relu":
+                node.target = "sigmoid"
+        graph.recompile()
+        return made(graph, *rest)
+
+    monkeypatch.setattr(programs, "programmed", other)
+    ours, plain = two()
+    served = []
+    for i in range(CALLS):
+        x = torch.randn(5, 4)
+        found = step(ours, x, i), step(plain, x, i)
+        served.append(all(map(torch.allclose, *found)))
+        for mine, its in zip(ours.buffers(), plain.buffers(), strict=True):
+            mine.data.copy_(its)
+    assert served == [True] * CALLS
+    assert "differs from plain torch" in part(ours).state
+
+
+def test_a_model_that_no_graph_is_made_of_runs(tape, monkeypatch):
+    ours, plain = two()
+    monkeypatch.setattr(programs, "programmed", lambda graph, *_: graph.forward)
+    agree(ours, plain, CALLS)
+    assert part(ours).state == "runs: dynamo has made no graph of it"
+
+
+def test_a_model_that_is_no_faster_is_given_back(tape, monkeypatch):
+    monkeypatch.setattr(programs, "LOOK", 1)
+    tape.slow = 1e-3
+    ours, plain = two()
+    agree(ours, plain, CALLS + 1)
+    assert part(ours).state.startswith("runs: 7 operations: runs: plain: replaying is no faster")
+    assert not part(ours).stands
+
+
+def test_more_that_is_learnt_is_recorded_anew(tape, monkeypatch):
+    ours, plain = replayed(tape)
+    program = part(ours)
+    monkeypatch.setattr(front.Program, "has_operators", True)
+    program._early = True
+    program._look()
+    assert program.captured == 0
+    agree(ours, plain, 3)
+    assert program.captured == 1
+
+
+def test_calls_of_several_ranks_and_within_a_watchs_block_run(tape, monkeypatch):
+    ours, plain = replayed(tape)
+    before = tape.replayed
+    monkeypatch.setattr(programs, "apart", lambda: True)
+    agree(ours, plain)
+    monkeypatch.undo()
+    part(ours).resting = True
+    agree(ours, plain)
+    assert tape.replayed == before
+    part(ours).resting = False
+
+
+def test_restore_frees_the_recordings(tape):
+    ours, plain = replayed(tape)
+    program, before = part(ours), tape.replayed
+    nxcore.restore(ours)
+    assert type(ours) is Net
+    agree(ours, plain, 2)
+    assert (program.captured, tape.replayed) == (0, before)
+
+
+def test_compiled_models_and_models_of_parts_are_left(tape):
+    net = Net()
+    net.head.compile(backend="eager")
+    assert nxcore.accelerate(net).replays == "are not replayed: head is compiled"
+    net = nn.Sequential(Net())
+    net.part = nxcore.nn.Part(lambda module, x: x)
+    assert nxcore.accelerate(net).replays == "are not replayed: parts of it may be"
+
+
+def test_a_program_may_compile_the_model_too(tape):
+    ours, plain = replayed(tape)
+    compiled = torch.compile(ours, backend="eager")
+    x = torch.randn(5, 4)
+    torch.manual_seed(0)
+    found = compiled(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, plain(x))
+    agree(ours, plain, 2)
+
+
+def test_a_copy_has_no_replays(tape):
+    ours, plain = replayed(tape)
+    other, before = copy.deepcopy(ours), tape.replayed
+    assert type(other) is Net
+    agree(other, copy.deepcopy(plain))
+    assert tape.replayed == before
