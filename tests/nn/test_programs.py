@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import programs, watching
+from nxcore.nn import exchange, programs, watching
 from nxcore.nn.programs import ModelProgram
 from nxcore.program import front
 from tests.nn.tape import part
@@ -175,6 +175,6 @@ def test_a_program_may_compile_the_model_too(tape):
 def test_a_copy_has_no_replays(tape):
     ours, plain = replayed(tape)
     other, before = copy.deepcopy(ours), tape.replayed
-    assert type(other) is Net
+    assert exchange.watch_of(other) is None
     agree(other, copy.deepcopy(plain))
     assert tape.replayed == before
