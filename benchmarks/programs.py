@@ -5,8 +5,8 @@
 Each row is one model and one way to run it, in a process of its own that has an empty cache: ``plain``;
 ``accelerated`` by ``nxcore.accelerate``; ``nxcore``, ``cudagraphs``, ``default`` and ``reduce-overhead`` are
 what ``torch.compile`` is called with. A step is forward under bfloat16's autocast, backward and the
-optimizer. The process trains for the seconds after its first step, plain for those of ``--plain``; a way that
-compiles has ``--seconds`` more than its first steps take. ``ms`` is the median of its steps after the first
+optimizer. The process trains for ``--seconds`` after its first eight steps, or ``--plain`` where the way isn't
+nxcore's. ``ms`` is the median of its steps after the first
 10 s, or of the later half. ``ready`` is when steps began to take at most 1.1 times that, with all that came
 before. ``GiB`` is the memory that the process has reserved at the end. Ratios are plain's time over a way's.
 """
@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from nxcore.store.encoding import encoded
 
 WAYS = ("plain", "accelerated", "nxcore", "cudagraphs", "default", "reduce-overhead")
 SETTLED_S, NEAR, BLOCK = 10.0, 1.1, 4
@@ -207,7 +209,7 @@ def apart(name: str, way: str, seconds: float) -> Row:
         except Exception as error:  # noqa: BLE001  a row says so
             row = Row(name, way, why=f"{type(error).__name__}: {error}"[:400])
         with os.fdopen(writes, "w") as out:
-            out.write(json.dumps(asdict(row)))
+            out.write(encoded(asdict(row)))
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads) as found:
@@ -234,7 +236,8 @@ def main() -> None:
         for way in given.way or WAYS:
             if time.perf_counter() - began > given.limit:
                 break
-            row = apart(name, way, given.plain if way == "plain" else given.seconds)
+            seconds = given.seconds if way in ("accelerated", "nxcore") else given.plain
+            row = apart(name, way, seconds)
             rows.append(row)
             plain = row.ms if way == "plain" else plain
             ratio = plain / row.ms if row.ms else 0.0
@@ -245,7 +248,7 @@ def main() -> None:
             if given.json is not None:
                 device = row.device
                 lines = {"device": device, "torch": torch.__version__, "rows": [asdict(r) for r in rows]}
-                given.json.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+                given.json.write_text(encoded(lines, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
