@@ -3,12 +3,13 @@
     python benchmarks/programs.py [--seconds 16] [--plain 6] [--json FILE] [--way WAY ...] [NAME ...]
 
 Each row is one model and one way to run it, in a process of its own that has an empty cache: ``plain``;
-``accelerated`` by ``nxcore.accelerate``; ``nxcore``, ``cudagraphs``, ``default`` and ``reduce-overhead`` are
-what ``torch.compile`` is called with. A step is forward under bfloat16's autocast, backward and the
-optimizer. The process trains for ``--seconds`` after its first eight steps, or ``--plain`` where the way isn't
-nxcore's. ``ms`` is the median of its steps after the first
-10 s, or of the later half. ``ready`` is when steps began to take at most 1.1 times that, with all that came
-before. ``GiB`` is the memory that the process has reserved at the end. Ratios are plain's time over a way's.
+``accelerated`` by ``nxcore.accelerate``; ``nxcore``, ``cudagraphs``, ``default`` and ``reduce-overhead``
+are what ``torch.compile`` is called with. A step is forward under bfloat16's autocast, backward and the
+optimizer. The process trains for ``--seconds`` after its first eight steps, or for ``--plain`` where the
+way isn't nxcore's. ``ms`` is the median of its steps after the first 10 s, or of the later half. ``ready``
+is when steps began to take at most 1.1 times that, with all that came before. ``worst`` is of the slowest
+five seconds after the first ten. ``GiB`` is the memory that the process has reserved at the end. Ratios are
+plain's time over a way's.
 """
 
 from __future__ import annotations
