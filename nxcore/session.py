@@ -20,7 +20,7 @@ import torch
 from nxcore.call import ending, maker
 from nxcore.call.operator import Operator, Plan
 from nxcore.call.overlap import aliased
-from nxcore.call.serving import Joiner
+from nxcore.call.serving import Joiner, from_any_depth
 from nxcore.call.wrappers import guarded, in_regime
 from nxcore.choose import workers
 from nxcore.choose.chooser import Chooser
@@ -41,6 +41,7 @@ from nxcore.registry.registry import BackendStatus, Registry
 from nxcore.settings import Settings, log_to_stderr, require_policy
 from nxcore.spec.compiling import unseen
 from nxcore.spec.problem import Problem, tensors_of
+from nxcore.spec.shortage import shortage
 from nxcore.store import transfer
 from nxcore.store.files import Store
 from nxcore.store.lock import Lock
@@ -116,7 +117,7 @@ class Session:
                 self.registry.backend(backend)
             with self._lock:
                 how = backend, self._recover, self.chooser.postpones, self.settings.native, self.op
-                made = maker.make_operator(spec, self._resolve, *how)
+                made = maker.make_operator(spec, from_any_depth(self._resolve), *how)
                 made.shelled = self is _default  # the one that torch.ops.nxcore calls
                 found = self._operators.setdefault((name, backend), made)
         return found
@@ -267,7 +268,7 @@ class Session:
         if torchs or operator.backend or problem.writes:
             raise error
         # The next call may find enough memory, or run outside of a capture.
-        passing = isinstance(error, torch.OutOfMemoryError) or capturing(inner)
+        passing = shortage(error) or capturing(inner)
         if key is not None and (now := operator.plans.get(key)) not in (None, plan):
             return now(*args)  # another thread has already replaced the plan
         why = error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nxcore.call.gradient_route import Counted, Crossing
-from nxcore.call.operator import Operator
+from nxcore.call.operator import Operator, Plan, Resolver
 from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_capturing
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
@@ -17,6 +17,20 @@ from nxcore.errors import present
 from nxcore.interop import native
 from nxcore.interop.autograd import Differentiable
 from nxcore.spec.problem import Problem, tensors_of
+
+
+def from_any_depth(resolve: Resolver) -> Resolver:
+    """Return what finds a plan, or torch's for one call that is too deep in a recursion for that."""
+
+    def resolved(operator: Operator, args: tuple[Any, ...], met: int) -> Plan:
+        try:
+            return resolve(operator, args, met)
+        except RecursionError:
+            if operator.backend not in (None, "torch"):
+                raise
+            return Plan(operator.spec.reference, "torch", keep=False)
+
+    return resolved
 
 
 class Joiner:

@@ -15,7 +15,8 @@ from nxcore.registry.registry import Registry
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal, Verdict
 from nxcore.spec.problem import Problem
-from nxcore.trust.gate import Gate, short
+from nxcore.spec.shortage import shortage
+from nxcore.trust.gate import Gate, lacked, short
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ def refusal(
     """
     machine = registry.probe(backend, kernel)
     if not machine:
-        return Refusal(Code.MACHINE, machine.reason, machine.hint)
+        code = Code.MEMORY if machine.code is Code.MEMORY else Code.MACHINE
+        return Refusal(code, machine.reason, machine.hint)
     native = backend.name == "torch"
     if not native and problem.dtype not in kernel.dtypes:
         needed = " or ".join(short(d) for d in kernel.dtypes)
@@ -76,8 +78,11 @@ def refusal(
     if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
         return Refusal(Code.CLAIM, "doesn't claim to be deterministic")
     try:
-        verdict = _takes(kernel, problem)
+        with registry.waiting(backend, "accepts"):
+            verdict = _takes(kernel, problem)
     except FOREIGN as error:
+        if shortage(error):
+            return lacked(error)
         return Refusal(Code.BROKEN, f"accepts raised {type(error).__name__}: {error}")
     if not verdict:
         return verdict.refusal

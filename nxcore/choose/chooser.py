@@ -6,14 +6,13 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from nxcore.choose.beforehand import Beforehand
-from nxcore.choose.contenders import Choice
+from nxcore.choose.contenders import Choice, guess, promised
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.learn.doubt import Doubts
 from nxcore.choose.learn.exploration import Exploration, exploration
@@ -24,6 +23,7 @@ from nxcore.choose.pairs import Pairs
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
+from nxcore.choose.retries import Retries
 from nxcore.choose.survey import FEW, Survey
 from nxcore.choose.workers import Workers
 from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
@@ -103,6 +103,7 @@ class Chooser:
         self.recorded, self.beforehand = Recorded(recall.wisdom, self.tuner.registry), Beforehand(recall)
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed, self.waits, self._made = changed, True, 0
+        self.retries = Retries(self._drop)
         self._beside = set[Problem]()  # given to the survey by captures
         self._threads = threading.RLock()
 
@@ -239,8 +240,12 @@ class Chooser:
         """Have a problem learnt anew, since figures of elsewhere are wrong here."""
         _log.warning("doubt: %s: %s, other than on record; it is learnt anew", problem, why)
         self.recall.wisdom.doubt(problem)
+        self._drop((problem,))
+
+    def _drop(self, problems: Collection[Problem]) -> None:
+        """Have problems chosen anew."""
         with self._threads:
-            for key in [key for key in self.choices if key[0] == problem]:
+            for key in [key for key in self.choices if key[0] in problems]:
                 del self.choices[key]
         self._changed()
 
@@ -252,8 +257,8 @@ class Chooser:
         """
         self._threads = threading.RLock()
         self.learner.after_fork()
-        self.watches.after_fork()
-        self.survey.after_fork()
+        for part in (self.watches, self.survey, self.retries):
+            part.after_fork()
         for key in [k for k, c in self.choices.items() if c.decision.rule == "exploring"]:
             del self.choices[key]
         self._changed()
@@ -360,23 +365,7 @@ class Chooser:
         if choice.decision.rule not in ("exploring", *GUESSED):
             self.recorded.add(problem)
             self._made += 1
-
-
-def guess(choice: Choice) -> Choice:
-    """Return a choice as one that isn't based on the problem itself."""
-    return replace(choice, decision=replace(choice.decision, rule="prior"))
-
-
-def promised(choice: Choice) -> Choice:
-    """Return a choice of torch's own as one of a kernel, for a run that finds what a capture requires.
-
-    Where torch serves an operator, modules run the parts that it consists of, which would be measured too.
-    """
-
-    def run(*args: Any) -> Any:  # another function than the reference, by which torch's choices are known
-        return choice.call(*args)
-
-    return guess(replace(choice, call=run))
+        self.retries.note(problem, choice)
 
 
 def torch_alone(problem: Problem) -> str:

@@ -47,11 +47,10 @@ from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import current
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
-from nxcore.trust.gate import Gate, brief, lost
+from nxcore.spec.shortage import shortage
+from nxcore.trust.gate import Gate, brief, lacked, lost
 
 _log = logging.getLogger(__name__)
-
-OUT_OF_MEMORY = Refusal(Code.MEMORY, "out of memory at its first run")
 
 
 class Tuner:
@@ -289,6 +288,8 @@ class Tuner:
             return Contender(backend, kernel, candidate, kernel.plan(problem))
         try:
             with contextlib.nullcontext() if self.jit else on_disk_alone():
+                if refusal := self.gate.tried(backend, kernel, problem):
+                    return Contender(backend, kernel, replace(candidate, refusal=refusal))
                 held = self.gate.verify(backend, kernel, problem)
                 candidate = replace(candidate, error=held.error)
                 if held.refusal:
@@ -298,7 +299,7 @@ class Tuner:
                     return Contender(backend, kernel, candidate, plan)
                 suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
                 with (
-                    self.gate.watched(suspect, problem.device, f"its first run on {problem}"),
+                    self.gate.watched(suspect, problem.device, f"its first run on {problem}", problem),
                     current(problem.device),
                 ):
                     call = (planned.call if planned else None) or kernel.plan(problem)
@@ -310,8 +311,6 @@ class Tuner:
             return Contender(backend, kernel, replace(candidate, refusal=admission.uncompiled(missing)))
         except DeviceLostError:
             raise
-        except torch.OutOfMemoryError:
-            return Contender(backend, kernel, replace(candidate, refusal=OUT_OF_MEMORY))
         except FOREIGN as failure:
             refusal = self.failed(backend, kernel, problem, failure)
             return Contender(backend, kernel, replace(candidate, refusal=refusal))
@@ -387,9 +386,11 @@ class Tuner:
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
         """Count a kernel's exception; return it as a refusal.
 
-        Out of memory, and work on a stream other than the current one, don't count as strikes.
+        A shortage, such as of memory, and work on a stream other than the current one, are no strikes.
         """
-        if isinstance(error, torch.OutOfMemoryError | MeasurementError):
+        if shortage(error):
+            return lacked(error)
+        if isinstance(error, MeasurementError):
             return Refusal(Code.UNMEASURED, unmeasured(error))
         reason = f"raised {brief(error)}"
         suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from nxcore.choose.process import Answer, Heard, Process, Task
+from nxcore.registry.interpreter import command
 from nxcore.registry.made import plain
 from nxcore.settings import Settings
 from nxcore.spec.device import properties
@@ -232,11 +233,9 @@ def allowed(settings: Settings) -> int:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return the environment variables of a worker: the same modules and the same cache, and no GPU."""
-    path = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if isinstance(p, str))
+    """Return the environment variables of a worker: the same cache, and no GPU."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("NXCORE_LO")}
     found |= {
-        "PYTHONPATH": path,
         VISIBLE: "",
         "NXCORE_WORKERS": "0",
         "NXCORE_CACHE": str(settings.cache),
@@ -252,7 +251,7 @@ def of(settings: Settings, module: str) -> Workers | None:
     None if it must have none.
     """
     most = allowed(settings)
-    return Workers(_command(module), environment(settings), most) if most else None
+    return Workers(command(module), environment(settings), most) if most else None
 
 
 def measuring(settings: Settings, module: str) -> Workers | None:
@@ -262,8 +261,4 @@ def measuring(settings: Settings, module: str) -> Workers | None:
         return None
     visible = {name: os.environ[name] for name in (VISIBLE,) if name in os.environ}
     given = {name: value for name, value in environment(settings).items() if name != VISIBLE}
-    return Workers(_command(module), given | visible | {"NXCORE_WORKERS": str(most)}, 1)
-
-
-def _command(module: str) -> tuple[str, ...]:
-    return sys.executable, "-P", "-m", module
+    return Workers(command(module), given | visible | {"NXCORE_WORKERS": str(most)}, 1)

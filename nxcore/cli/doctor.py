@@ -131,6 +131,10 @@ def _kept(session: Any) -> list[Any]:
     else:
         known = sum(1 for _ in store.items("verdicts"))
         checks = [Check("cache", True, f"{store.folder}, {known} verdicts")]
+    for doubt in session.gate.quarantine.doubts:
+        name = f"{doubt.suspect.kernel} {doubt.suspect.op} {doubt.suspect.dtype}"
+        detail = f"{doubt.reason}; at its next use it is tried in a process of its own"
+        checks.append(Check(name, True, detail))
     for entry in session.gate.quarantined():
         name = f"{entry.kernel} {entry.op} {entry.dtype}"
         fix = f"nxcore quarantine clear {entry.op} --kernel {entry.kernel}"

@@ -9,9 +9,12 @@ plugin may have kernels for them.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -21,6 +24,7 @@ import nxcore.ops
 from nxcore.errors import FOREIGN, PluginError, nearest
 from nxcore.registry import hookspecs, inductor, made, reference
 from nxcore.registry.registry import BackendStatus, Registry, Source
+from nxcore.registry.waiting import waiting
 from nxcore.settings import Settings
 from nxcore.spec.device import torch_note
 from nxcore.spec.kernel import Check
@@ -46,7 +50,14 @@ class TorchWarning(UserWarning):
 
 def installed(settings: Settings) -> Registry:
     """Return what ``discover`` finds under these settings."""
-    return discover(allow=settings.backends, disable=settings.disable, strict=settings.strict)
+    find = functools.partial(
+        discover, allow=settings.backends, disable=settings.disable, strict=settings.strict
+    )
+    try:
+        return find()
+    except RecursionError:  # the caller is deep in one, and a thread begins anew
+        with ThreadPoolExecutor(1, "nxcore plugins") as pool:
+            return pool.submit(find).result()
 
 
 def discover(
@@ -109,15 +120,15 @@ def discover(
     with_ops: list[tuple[Source, Any]] = []
     for source, module in staged:
         with _refused_if_broken(registry, manager, source, strict=strict):
-            registry.add_ops(_call(manager, module, "nxcore_ops") or (), source)
+            registry.add_ops(_call(manager, module, "nxcore_ops", source) or (), source)
             with_ops.append((source, module))
     made.add_activations(registry, CORE)
     registry.add_backend(reference.backend(registry.ops.values()), CORE)
     registry.add_backend(inductor.backend(registry.ops.values()), CORE)
     for source, module in with_ops:
         with _refused_if_broken(registry, manager, source, strict=strict):
-            checks = _checked(_call(manager, module, "nxcore_doctor"))
-            backend = _call(manager, module, "nxcore_backend")
+            checks = _checked(_call(manager, module, "nxcore_doctor", source))
+            backend = _call(manager, module, "nxcore_backend", source)
             if backend is not None:
                 registry.add_backend(backend, source)
             registry.checks.extend(checks)
@@ -160,16 +171,18 @@ def _distribution(entry: EntryPoint) -> str:
 
 def _stage(manager: pluggy.PluginManager, entry: EntryPoint, source: Source) -> tuple[Source, Any]:
     """Import a plugin and let pluggy validate it."""
-    module = entry.load()
+    with waiting(source, "the import"):
+        module = entry.load()
     manager.register(module, name=entry.name)
     manager.check_pending()  # otherwise a misspelt hook is ignored
     return Source(source.plugin, source.distribution, getattr(module, "__file__", None) or ""), module
 
 
-def _call(manager: pluggy.PluginManager, module: Any, hook: str) -> Any:
+def _call(manager: pluggy.PluginManager, module: Any, hook: str, source: Source) -> Any:
     """Call one hook of one plugin: a hook that raises must not stop the others."""
     others = [p for p in manager.get_plugins() if p is not module]
-    results = manager.subset_hook_caller(hook, others)()
+    with waiting(source, hook):
+        results = manager.subset_hook_caller(hook, others)()
     return results[0] if results else None
 
 
@@ -188,7 +201,14 @@ def _refused_if_broken(
     try:
         yield
     except FOREIGN as error:
+        if isinstance(error, RecursionError) and _deep():
+            raise
         _refuse(registry, manager, source, error, strict=strict)
+
+
+def _deep() -> bool:
+    """Return whether the calls of the program, not those of a plugin, have filled the stack."""
+    return sum(1 for _ in traceback.walk_stack(None)) > sys.getrecursionlimit() // 2
 
 
 def _refuse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -14,8 +15,10 @@ from nxcore.errors import (
     UnknownOperatorError,
 )
 from nxcore.plugin import API_VERSION
+from nxcore.registry.waiting import waiting
 from nxcore.spec.composed import composed
-from nxcore.spec.kernel import Backend, Check, Kernel, Verdict
+from nxcore.spec.kernel import Backend, Check, Code, Kernel, Verdict
+from nxcore.spec.shortage import shortage
 from nxcore.spec.spec import OpSpec
 
 Status = Literal["ready", "unavailable", "failed", "disabled"]
@@ -225,12 +228,20 @@ class Registry:
         label = backend.name if kernel is None else f"{backend.label(kernel)}:{kernel.op}"
         if label not in self._verdicts:
             ask = backend.probe if kernel is None else kernel.probe
-            self._verdicts[label] = _asked(ask) if ask else Verdict(True)
-        verdict = self._verdicts[label]
+            with self.waiting(backend, "the probe"):
+                verdict = _asked(ask) if ask else Verdict(True)
+            if verdict.code is not Code.MEMORY:  # a shortage passes
+                self._verdicts[label] = verdict
+        else:
+            verdict = self._verdicts[label]
         if kernel is not None and verdict:
             machine = self.probe(backend)
             return machine if not machine or machine.simulated else verdict
         return verdict
+
+    def waiting(self, backend: Backend, what: str) -> contextlib.AbstractContextManager[None]:
+        """Have a line say that ``what`` of a backend's plugin is waited for, if it takes long."""
+        return waiting(self.sources[backend.name], what)
 
     def statuses(self) -> dict[str, BackendStatus]:
         """Return name -> status of every backend, failed and disabled ones included."""
@@ -258,7 +269,8 @@ def _asked(probe: Any) -> Verdict:
     try:
         verdict = probe()
     except FOREIGN as error:
-        return Verdict(False, f"its probe raised {type(error).__name__}: {error}")
+        code = Code.MEMORY if shortage(error) else Code.OTHER
+        return Verdict(False, code=code, reason=f"its probe raised {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):
         return Verdict(False, f"its probe must return a Verdict, got {type(verdict).__name__}")
     return verdict

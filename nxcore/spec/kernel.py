@@ -50,7 +50,7 @@ class Code(StrEnum):
     RAISED = "raised"
     """It raised in this process."""
     MEMORY = "memory"
-    """There was too little memory in this process."""
+    """Memory, disk or stack was short for a moment; it is tried again."""
     UNMEASURED = "unmeasured"
     """It was not timed in this process."""
     UNVERIFIED = "unverified"

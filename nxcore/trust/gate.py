@@ -23,7 +23,7 @@ from nxcore.context import as_eager
 from nxcore.errors import DeviceLostError
 from nxcore.registry.registry import Registry
 from nxcore.spec import tally
-from nxcore.spec.compiling import UncompiledError
+from nxcore.spec.compiling import UncompiledError, compiling
 from nxcore.spec.composed import proofs_for
 from nxcore.spec.device import current, synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
@@ -31,11 +31,13 @@ from nxcore.spec.layout import layout_class
 from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.sample import Sample
+from nxcore.spec.shortage import shortage
 from nxcore.store.files import Store
-from nxcore.trust import fingerprint
+from nxcore.trust import fingerprint, trial
 from nxcore.trust.identity import Identities, Identity
-from nxcore.trust.quarantine import Quarantine, Quarantined, Suspect
+from nxcore.trust.quarantine import Quarantine, Quarantined
 from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, renumbered, sampled, what_first
+from nxcore.trust.suspect import Suspect
 from nxcore.trust.truth import agreement
 
 _log = logging.getLogger(__name__)
@@ -145,8 +147,36 @@ class Gate:
                 )
         return found
 
+    def tried(self, backend: Backend, kernel: Kernel, problem: Problem) -> Refusal | None:
+        """Try a kernel in a process of its own if one ended in it before; return why it is rejected.
+
+        None if there is no doubt about it, or none any more.
+
+        Raises
+        ------
+        UncompiledError
+            Within ``on_disk_alone``, where a call can't wait for a trial.
+        """
+        if not self.quarantine.doubts:
+            return None
+        suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
+        doubt = self.quarantine.doubt(suspect)
+        if doubt is None or doubt.here:
+            return None
+        compiling(f"a trial of {suspect.kernel}")
+        found = trial.held(doubt, self.store)
+        if found.crashed:
+            return self.quarantine.add(suspect, "crashed", f"{doubt.reason}, and {found.why}").refusal
+        if found.passed:
+            self.quarantine.acquit(suspect)
+        elif found.impossible:
+            self.quarantine.run_here(doubt)
+        else:
+            return Refusal(Code.MEMORY, f"{doubt.reason}, and {found.why}")
+        return None
+
     @contextlib.contextmanager
-    def watched(self, suspect: Suspect, device: torch.device, what: str) -> Iterator[None]:
+    def watched(self, suspect: Suspect, device: torch.device, what: str, problem: Problem) -> Iterator[None]:
         """Record the first launches of a kernel in the journal until they have completed.
 
         Raises
@@ -154,7 +184,7 @@ class Gate:
         DeviceLostError
             If they ended the CUDA context; the kernel is in quarantine then.
         """
-        with self.quarantine.watched(suspect, what):
+        with self.quarantine.watched(suspect, what, trial.call(problem)):
             try:
                 yield
                 synchronize(device)
@@ -192,7 +222,7 @@ class Gate:
         found = self._kept(suspect, device, dtype, what)
         if found is None:
             with tally.spent("gate"), as_eager():
-                found = self._run(suspect, kernel, device, dtype, what)
+                found = self._run(suspect, kernel, problem, what)
             if found.refusal and found.error is not None and backend.name != "torch":
                 self.quarantine.add(suspect, "wrong", found.refusal.reason)
             # Without a source, changes can't be detected: such a verdict holds for this process alone.
@@ -207,17 +237,15 @@ class Gate:
         )
         return found
 
-    def _run(
-        self, suspect: Suspect, kernel: Kernel, device: torch.device, dtype: torch.dtype, what: str
-    ) -> Held:
-        spec = self.registry.spec(kernel.op)
+    def _run(self, suspect: Suspect, kernel: Kernel, of: Problem, what: str) -> Held:
+        spec, device, dtype = self.registry.spec(kernel.op), of.device, of.dtype
         errors: list[float] = []
         layouts: list[str] = []
         first = what == what_first(kernel)
         named = proofs(kernel, spec.samples) if first else named_in(what, spec.samples)
         for sample in named or alike(spec.name, dtype, what, self.registry):
             _PAUSE.get()()
-            with self.watched(suspect, device, "its verification"), current(device):
+            with self.watched(suspect, device, "its verification", of), current(device):
                 try:
                     args, truth = built(spec.name, sample.name, device, dtype, self.registry)
                     problem = Problem.of(spec, args)
@@ -235,6 +263,8 @@ class Gate:
                 except Exception as failure:
                     if lost(device):
                         raise
+                    if shortage(failure):
+                        return Held(lacked(failure))
                     why = f"raised on sample {sample.name!r}: {brief(failure)}"
                     return Held(Refusal(Code.RAISED, why))
             if not found.ok:
@@ -289,12 +319,19 @@ def lost(device: torch.device) -> str:
     return ""
 
 
-def brief(error: Exception) -> str:
+def brief(error: BaseException) -> str:
     """Return an exception in one line: its type, the first line of its text, and where it was raised."""
     text = str(error).strip().splitlines()
     where = traceback.extract_tb(error.__traceback__)[-1:] or None
     at = f" ({where[0].name}, line {where[0].lineno})" if where else ""
     return f"{type(error).__name__}: {text[0] if text else ''}{at}"
+
+
+def lacked(error: BaseException) -> Refusal:
+    """Return the refusal of a kernel that met a shortage of the machine, for the moment."""
+    memory = isinstance(error, torch.OutOfMemoryError)
+    what = "out of memory" if memory else f"a shortage of the machine: {brief(error)}"
+    return Refusal(Code.MEMORY, f"{what}; it is tried again later")
 
 
 def short(dtype: torch.dtype) -> str:

@@ -1,5 +1,8 @@
 """The quarantine: rejected kernels and the reasons; and the journal, which finds those that end the process.
 
+A process may also have been ended from outside. So a note of the journal is a doubt at first: the kernel is
+tried in a process of its own, and rejected if it ends that one too.
+
 There are three kinds: ``wrong`` (a wrong result), ``crashed`` (the process ended, or hung, during the first
 run of a kernel) and ``raised`` (it raised in several calls). Each entry has the kernel, the dtype, the reason
 and the kernel's identity. It ends after its term, or when the kernel changes.
@@ -16,12 +19,14 @@ import platform
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from nxcore.spec.kernel import Code, Refusal
 from nxcore.store.files import Store
+from nxcore.trust.suspect import Doubt, Suspect
 
 _log = logging.getLogger(__name__)
 
@@ -35,40 +40,10 @@ STRIKES = 3
 """The number of problems of a dtype on which a kernel may raise before it is rejected for all."""
 
 PATIENCE = 30.0
-"""Seconds after which a first run that the user interrupts counts as a hang."""
+"""Seconds after which a first run that the user interrupts may be a hang, so that it is tried."""
 
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A kernel with its dtype, device and identity.
-
-    Attributes
-    ----------
-    op, kernel : str
-        The operator, and the kernel's label.
-    dtype : str
-        The element type, as ``"float32"``.
-    device : Mapping
-        Model, capability and driver; see ``nxcore.trust.fingerprint.device``.
-    made_of : Mapping
-        Identity and versions of toolkits: a change makes it a new, unverified kernel.
-    """
-
-    op: str
-    kernel: str
-    dtype: str
-    device: Mapping[str, Any]
-    made_of: Mapping[str, Any]
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """The key of its entry."""
-        return {
-            "op": self.op,
-            "kernel": self.kernel,
-            "dtype": self.dtype,
-            "device": f"{self.device.get('type')} {self.device.get('name')}",
-        }
+LATEST, MOST_PROCESSES = 1e11, 1 << 30
+"""The last date, and the largest number of a process: other ones say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +97,22 @@ class Quarantine:
     ----------
     store : Store
         Holds the entries and the journal.
+
+    Attributes
+    ----------
+    journal : bool
+        Whether first runs are noted; not so in a process that is one kernel's trial.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._entries: dict[tuple[str, ...], Quarantined] = {}
         self._strikes: dict[tuple[str, ...], set[Any]] = {}
+        self._doubts: dict[tuple[str, ...], Doubt] = {}
         self._lock = threading.Lock()
         self._turn = itertools.count()
         self._master: dict[str, Any] | None = None
+        self.journal = True
         self.read()
 
     def read(self) -> None:
@@ -138,6 +120,9 @@ class Quarantine:
         for key, document in self.store.items("quarantine"):
             if (entry := _entry(key, document)) and entry.until > time.time():
                 self._entries[_place(key)] = entry
+        for _, document in self.store.items("doubts"):
+            if (doubt := _doubt(document)) and time.time() - doubt.since < TERM["crashed"]:
+                self._doubts[_place(doubt.suspect.key)] = doubt
         self._read_journal()
 
     def work_for(self, pid: int) -> None:
@@ -167,8 +152,42 @@ class Quarantine:
             return None
         return entry.refusal
 
+    @property
+    def doubts(self) -> list[Doubt]:
+        """The kernels that are tried in a process of their own before they run here."""
+        return list(self._doubts.values())
+
+    def doubt(self, suspect: Suspect) -> Doubt | None:
+        """Return the doubt about this kernel; None if there is none, or it was about another version."""
+        found = self._doubts.get(_place(suspect.key)) if self._doubts else None
+        return found if found and _facts(found.suspect) == _facts(suspect) else None
+
+    def acquit(self, suspect: Suspect) -> None:
+        """Remove the doubt about a kernel."""
+        if self._doubts.pop(_place(suspect.key), None):
+            self.store.remove("doubts", suspect.key)
+
+    def run_here(self, doubt: Doubt) -> None:
+        """Note that a kernel runs in this process, since it can't be tried in another."""
+        self._keep(replace(doubt, here=True))
+
+    def _keep(self, doubt: Doubt) -> None:
+        self._doubts[_place(doubt.suspect.key)] = doubt
+        self.store.write("doubts", doubt.suspect.key, doubt.to_dict())
+
+    def _doubted(self, suspect: Suspect, what: str, call: Mapping[str, Any]) -> None:
+        """Note that a process ended in a kernel; believe it if the kernel ran again and one ended again."""
+        before = self.doubt(suspect)
+        if before and before.here:
+            reason = f"processes ended during {before.what} and {what}: it crashed, or hung and was killed"
+            self.add(suspect, "crashed", reason)
+        else:
+            self._keep(Doubt(suspect, what, dict(call), time.time()))
+            _log.info("doubt: %s of %s: a process ended during %s", suspect.kernel, suspect.op, what)
+
     def add(self, suspect: Suspect, kind: Kind, reason: str) -> Quarantined:
         """Reject a kernel for all calls of one dtype."""
+        self.acquit(suspect)
         now = time.time()
         entry = Quarantined(
             **suspect.key, kind=kind, reason=reason, since=now, until=now + TERM[kind], facts=_facts(suspect)
@@ -191,6 +210,9 @@ class Quarantine:
 
     def clear(self, op: str = "", kernel: str = "") -> list[Quarantined]:
         """Remove the entries of an operator, of a kernel or of all; return them."""
+        for doubt in self.doubts:
+            if op in ("", doubt.suspect.op) and kernel in ("", doubt.suspect.kernel):
+                self.acquit(doubt.suspect)
         lifted = [e for e in self if (not op or e.op == op) and (not kernel or e.kernel == kernel)]
         for entry in lifted:
             self.lift(entry)
@@ -205,11 +227,17 @@ class Quarantine:
         self.store.remove("quarantine", key)
 
     @contextlib.contextmanager
-    def watched(self, suspect: Suspect, what: str) -> Iterator[None]:
+    def watched(
+        self, suspect: Suspect, what: str, call: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[None]:
         """Note in the journal that ``suspect`` is in ``what``, until that has ended.
 
-        If the process ends before, the note stays, and the next process reads it.
+        If the process ends before, the note stays, and the next process reads it. ``call`` is that of a
+        ``Doubt``.
         """
+        if not self.journal:
+            yield
+            return
         started = time.time()
         key = {
             "host": platform.node(),
@@ -218,12 +246,15 @@ class Quarantine:
             "turn": next(self._turn),
         }
         note = {"what": what, "since": started, "suspect": asdict(suspect), "for": self._master}
+        note["call"] = dict(call)
         self.store.write("journal", key, note)
         try:
             yield
+            if (doubt := self.doubt(suspect)) and doubt.here:
+                self.acquit(suspect)
         except KeyboardInterrupt:
             if time.time() - started > PATIENCE:
-                self.add(suspect, "crashed", f"{what} was interrupted after {time.time() - started:.0f} s")
+                self._doubted(suspect, what, call)
             raise
         finally:
             self.store.remove("journal", key)
@@ -237,10 +268,9 @@ class Quarantine:
                 continue
             suspect, master = _suspect(note), note.get("for")
             if suspect and not (isinstance(master, dict) and not _alive(master, note)):
+                call = note.get("call")
                 what = str(note.get("what", "its first run"))
-                self.add(
-                    suspect, "crashed", f"a process ended during {what}: it crashed, or hung and was killed"
-                )
+                self._doubted(suspect, what, call if isinstance(call, dict) else {})
             self.store.remove("journal", key)
 
 
@@ -262,12 +292,21 @@ def _entry(key: Mapping[str, Any], document: Mapping[str, Any]) -> Quarantined |
     times = (entry.since, entry.until)
     sound = (
         all(isinstance(t, str) for t in texts)
-        and all(isinstance(t, int | float) for t in times)
+        and all(isinstance(t, int | float) and 0 <= t <= LATEST for t in times)
+        and isinstance(entry.kind, str)
         and entry.kind in TERM
         and isinstance(entry.facts, dict)
         and _place(key) == _place(document)
     )
     return entry if sound else None
+
+
+def _doubt(document: Mapping[str, Any]) -> Doubt | None:
+    what, call, since, here = (document.get(name) for name in ("what", "call", "since", "here"))
+    found = _suspect(document)
+    if found is None or not (isinstance(what, str) and isinstance(call, dict) and isinstance(since, float)):
+        return None
+    return Doubt(found, what, call, since, bool(here))
 
 
 def _suspect(note: Mapping[str, Any]) -> Suspect | None:
@@ -298,6 +337,8 @@ def _alive(key: Mapping[str, Any], note: Mapping[str, Any]) -> bool:
     """Return whether the process that wrote a note may still be running."""
     pid, since = key.get("pid"), note.get("since")
     if not isinstance(pid, int) or not isinstance(since, int | float):
+        return False
+    if not 0 < pid <= MOST_PROCESSES or not 0 <= since <= LATEST:
         return False
     if key.get("host") != platform.node():
         return time.time() - since < DAY  # processes can't be listed: a day is enough for any first run

@@ -280,7 +280,7 @@ class Lesson:
         def run(*args: Any) -> Any:
             if not first:
                 return call(*args)
-            with self._tuner.gate.watched(suspect, problem.device, f"its first run on {problem}"):
+            with self._tuner.gate.watched(suspect, problem.device, f"its first run on {problem}", problem):
                 result = watch.inspected(args, audit=True) if watch else call(*args)
                 check_result(result, problem)
             if watch:

@@ -25,7 +25,8 @@ from nxcore.spec.compiling import compiling
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store.files import Store
-from nxcore.trust.quarantine import Quarantine, Suspect
+from nxcore.trust.quarantine import Quarantine
+from nxcore.trust.suspect import Suspect
 from tests.null.choose.learn.test_exploration import X, called, learning, ready
 from tests.null.fakes import SPECS
 

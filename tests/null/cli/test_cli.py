@@ -24,7 +24,7 @@ from nxcore.settings import Settings
 from nxcore.spec.kernel import Check, no
 from nxcore.spec.origin import installing
 from nxcore.store.files import Store
-from nxcore.trust.quarantine import Suspect
+from nxcore.trust.suspect import Suspect
 from tests import fresh
 from tests.null import fakes
 

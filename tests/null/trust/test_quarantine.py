@@ -13,7 +13,8 @@ import pytest
 
 from nxcore.store.files import Store
 from nxcore.trust import quarantine
-from nxcore.trust.quarantine import DAY, STRIKES, TERM, Quarantine, Suspect
+from nxcore.trust.quarantine import DAY, STRIKES, TERM, Quarantine
+from nxcore.trust.suspect import Suspect
 
 SUSPECT = Suspect(
     "add",
@@ -118,8 +119,8 @@ def test_the_journal_is_empty_after_a_run_and_after_an_exception(store):
     assert list(found) == []
 
 
-@pytest.mark.parametrize(("seconds", "kinds"), [(1.0, []), (31.0, ["crashed"])])
-def test_an_interrupted_run_counts_as_hung_only_after_long(store, monkeypatch, seconds, kinds):
+@pytest.mark.parametrize(("seconds", "count"), [(1.0, 0), (31.0, 1)])
+def test_an_interrupted_run_is_doubted_only_after_long(store, monkeypatch, seconds, count):
     found, now = Quarantine(store), time.time()
 
     def interrupted():
@@ -128,7 +129,8 @@ def test_an_interrupted_run_counts_as_hung_only_after_long(store, monkeypatch, s
 
     with pytest.raises(KeyboardInterrupt), found.watched(SUSPECT, "its first run"):
         interrupted()
-    assert [e.kind for e in found] == kinds
+    assert len(found.doubts) == count
+    assert list(found) == []
 
 
 CHILD = """
@@ -158,49 +160,111 @@ def ended(process):
     return status
 
 
-def test_a_process_that_crashed_in_a_first_run_is_known_at_the_next_start(tmp_path):
+def place(pid=2**22 + 1, born="", host=""):
+    """Return the key of a note, by default of a process of this machine that has ended."""
+    return {"host": host or os.uname().nodename, "pid": pid, "born": born, "turn": 0}
+
+
+def note(**more):
+    return {
+        "what": "its first run",
+        "since": time.time(),
+        "suspect": {"op": "add", "kernel": "fake", "dtype": "float32", "device": {}, "made_of": {}},
+    } | more
+
+
+def test_a_process_that_ended_in_a_first_run_is_a_doubt_at_the_next_start_and_no_verdict(tmp_path):
     store = Store(tmp_path)
     assert ended(child(tmp_path, "os.kill(os.getpid(), 11)")) == -signal.SIGSEGV
-    refusal = Quarantine(store).refusal(SUSPECT).reason
-    assert (
-        "(crashed): a process ended during its first run on a problem: it crashed, or hung and was" in refusal
-    )
+    found = Quarantine(store)
+    assert found.refusal(SUSPECT) is None
+    assert found.doubt(SUSPECT).reason == "a process ended during its first run on a problem"
     assert list(store.items("journal")) == []
-    assert Quarantine(Store(tmp_path)).refusal(SUSPECT).reason == refusal, "and at all after it"
+    again = Quarantine(Store(tmp_path))
+    assert again.doubt(SUSPECT) == found.doubt(SUSPECT), "and at all after it"
+    assert again.doubt(OTHERS["source"]) is None
+    again.acquit(SUSPECT)
+    assert Quarantine(Store(tmp_path)).doubts == []
 
 
-def test_a_process_that_hangs_is_let_be_and_known_once_it_is_killed(tmp_path):
+def test_many_processes_that_were_killed_at_once_are_one_doubt(tmp_path):
+    store = Store(tmp_path)
+    for pid in range(8):
+        store.write("journal", place(2**22 + pid), note())
+    found = Quarantine(store)
+    assert len(found.doubts) == 1
+    assert list(found) == []
+
+
+def test_a_kernel_that_cannot_be_tried_elsewhere_is_believed_to_crash_at_the_second_time(store):
+    key = place()
+    store.write("journal", key, note())
+    first = Quarantine(store)
+    first.run_here(first.doubts[0])
+    store.write("journal", key, note(what="its verification"))
+    (entry,) = Quarantine(store)
+    assert entry.reason == (
+        "processes ended during its first run and its verification: it crashed, or hung and was killed"
+    )
+    assert Quarantine(store).doubts == []
+
+
+def test_a_kernel_that_ran_here_is_acquitted(store):
+    store.write("journal", place(), note())
+    found = Quarantine(store)
+    suspect = found.doubts[0].suspect
+    with found.watched(suspect, "its verification"):
+        pass
+    assert found.doubts, "it was to be tried elsewhere"
+    found.run_here(found.doubts[0])
+    with found.watched(suspect, "its verification"):
+        pass
+    assert found.doubts == Quarantine(store).doubts == []
+
+
+def test_clearing_removes_doubts(store):
+    store.write("journal", place(), note())
+    found = Quarantine(store)
+    found.clear("sum")
+    assert len(found.doubts) == 1
+    found.clear("add")
+    assert found.doubts == Quarantine(store).doubts == []
+
+
+def test_a_process_that_hangs_is_let_be_and_doubted_once_it_is_killed(tmp_path):
     hung = child(tmp_path, "time.sleep(600)")
     try:
-        assert Quarantine(Store(tmp_path)).refusal(SUSPECT) is None, "it may still end well"
+        assert Quarantine(Store(tmp_path)).doubts == [], "it may still end well"
     finally:
         hung.kill()
     ended(hung)
-    assert "or hung and was killed" in Quarantine(Store(tmp_path)).refusal(SUSPECT).reason
+    assert Quarantine(Store(tmp_path)).doubt(SUSPECT)
 
 
 def test_a_number_that_another_process_has_now_does_not_keep_a_note_alive(store):
-    note = {
-        "what": "its first run",
-        "since": time.time(),
-        "suspect": {**SUSPECT.key, "made_of": {}, "device": {}},
-    }
-    store.write("journal", {"host": os.uname().nodename, "pid": os.getpid(), "born": "1", "turn": 0}, note)
-    assert [e.kernel for e in Quarantine(store)] == ["fake"]
+    store.write("journal", place(os.getpid(), "1"), note())
+    assert [d.suspect.kernel for d in Quarantine(store).doubts] == ["fake"]
 
 
 @pytest.mark.parametrize(("age", "count"), [(60.0, 0), (DAY + 60, 1)])
 def test_a_note_of_another_host_is_believed_for_a_day(store, age, count):
-    note = {"what": "x", "since": time.time() - age, "suspect": {**SUSPECT.key, "made_of": {}, "device": {}}}
-    store.write("journal", {"host": "elsewhere", "pid": 1, "born": "", "turn": 0}, note)
-    assert len(list(Quarantine(store))) == count
+    store.write("journal", place(1, host="elsewhere"), note(since=time.time() - age))
+    assert len(Quarantine(store).doubts) == count
+
+
+@pytest.mark.parametrize("pid", [10**18, -1, 0, 1.5, "1"])
+@pytest.mark.parametrize("since", [1e300, -1.0, float("inf"), "now"])
+def test_a_note_of_no_process_is_dropped(store, pid, since):
+    store.write("journal", place(pid), note(since=since))
+    Quarantine(store)
+    assert list(store.items("journal")) == []
 
 
 @pytest.mark.parametrize(
     "note", [{}, {"suspect": 3, "since": 0.0}, {"suspect": {"op": "add"}, "since": 0.0}], ids=str
 )
 def test_a_note_that_says_nothing_is_dropped(store, note):
-    store.write("journal", {"host": os.uname().nodename, "pid": 2**22 + 1, "born": "", "turn": 0}, note)
+    store.write("journal", place(), note)
     assert list(Quarantine(store)) == []
     assert list(store.items("journal")) == []
 
