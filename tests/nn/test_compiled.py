@@ -1,0 +1,117 @@
+"""A model that torch.compile has traced is accelerated, restored, patched and copied meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nxcore
+import nxcore.nas
+from tests.nn.programs import Net, image, same, step
+
+Turn = Callable[[Any], Any]
+
+
+def unwatched(model: Any) -> None:
+    nxcore.accelerate(model, watch=False, graphs=False)
+
+
+def child(model: Any) -> None:
+    model.stem.compile(backend="eager")
+
+
+def replaced(model: Any) -> None:
+    model.stem = torch.compile(model.stem, backend="eager")
+
+
+BEFORE: dict[str, Turn] = {
+    "plain": lambda _: None,
+    "accelerated": nxcore.accelerate,
+    "unwatched": unwatched,
+    "patched": nxcore.nas.patch,
+}
+TURNS: dict[str, Turn] = {
+    "restored": nxcore.restore,
+    "accelerated": nxcore.accelerate,
+    "restored and accelerated": lambda m: (nxcore.restore(m), nxcore.accelerate(m)),
+    "patched": nxcore.nas.patch,
+    "unpatched": nxcore.nas.unpatch,
+    "a child restored": lambda m: nxcore.restore(m.stem),
+    "a child accelerated": lambda m: nxcore.accelerate(m.stem),
+    "in another model that is accelerated": lambda m: nxcore.accelerate(nn.Sequential(m.stem, m)),
+    "in another model that is restored": lambda m: nxcore.restore(nn.ModuleDict({"a": m.pool, "b": m})),
+    "a copy restored": lambda m: nxcore.restore(copy.deepcopy(m)),
+    "a class read": lambda m: [nn.utils.parametrize.type_before_parametrizations(c) for c in m.modules()],
+}
+QUICK = {("accelerated", "restored"), ("patched", "unpatched")}
+PAIRS = [
+    *((before, turn) for before in ("accelerated", "patched") for turn in TURNS),
+    *(
+        ("plain", "accelerated"),
+        ("plain", "patched"),
+        ("unwatched", "restored"),
+        ("unwatched", "accelerated"),
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """Forget what dynamo compiled: other tests' modules count for its limit of recompilations."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("before", "turn"),
+    [
+        pytest.param(b, t, marks=() if (b, t) in QUICK else pytest.mark.slow, id=f"{b}, then {t}")
+        for b, t in PAIRS
+    ],
+)
+@pytest.mark.parametrize(
+    "train", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["training", "evaluation"]
+)
+def test_compiled_code_survives_what_nxcore_does(before: str, turn: str, train: bool) -> None:
+    outcomes: list[Any] = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        model = Net().train(train)
+        state = copy.deepcopy(model.state_dict())
+        if ours:
+            BEFORE[before](model)
+            model.load_state_dict(state)
+        compiled = torch.compile(model, backend="eager")
+        found = [step(compiled, image())]
+        for _ in range(2):
+            if ours:
+                TURNS[turn](model)
+            found += [step(compiled, image()), step(model, image())]
+        outcomes.append((found, [p.grad for p in model.parameters()], dict(model.state_dict())))
+    same(outcomes[1], outcomes[0])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo reads it
+@pytest.mark.parametrize("part", [child, replaced])
+@pytest.mark.parametrize("turn", [nxcore.restore, nxcore.accelerate, nxcore.nas.patch])
+def test_a_compiled_part_survives_too(part: Turn, turn: Turn) -> None:
+    outcomes: list[Any] = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        model = Net()
+        if ours:
+            nxcore.accelerate(model)
+        part(model)
+        found = [step(model, image())]
+        if ours:
+            turn(model)
+        found += [step(model, image()), step(copy.deepcopy(model), image())]
+        outcomes.append((found, [p.grad for p in model.parameters()]))
+    same(outcomes[1], outcomes[0])
