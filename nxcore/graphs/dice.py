@@ -34,11 +34,11 @@ def with_dice(recorder: Recorder, work: Callable[[], Result], *, may: bool) -> t
     if drawn and recorder.on_host:
         host[1] = _torchs()
     refused = drawn and not may
-    if not refused and _differ(hosts(), host):  # a choice of kernels may draw, but not twice
+    if not refused and differ(hosts(), host):  # a choice of kernels may draw, but not twice
         put_hosts_back(host)
         recorder.put_back(device)
         result = work()
-        refused = _differ(hosts(), host)
+        refused = differ(hosts(), host)
     if refused:
         put_hosts_back(host)
         recorder.put_back(device)
@@ -75,7 +75,8 @@ def _drawn(numpy: Any) -> Any:
     return kind, keys.tolist(), *rest
 
 
-def _differ(states: list[Any], others: list[Any]) -> bool:
+def differ(states: list[Any], others: list[Any]) -> bool:
+    """Return whether a generator has another state."""
     return any(state != other for state, other in zip(states, others, strict=True) if other is not None)
 
 

@@ -20,6 +20,9 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.late import LATE
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
+from nxcore.nas import proof
+from nxcore.nas.proof import IMAGE
+from nxcore.nas.watch import Reads, Unclear, Watch
 from nxcore.nn.exchange import awake
 from nxcore.nn.sequential import LAYERS, is_block
 
@@ -60,38 +63,52 @@ Chain = tuple[Block, ...]
 Form = list[tuple[type, list[tuple[str, Any]]]]
 """The classes of an operation's modules, with the attributes of those that aren't torch's or ours."""
 
-_tried: weakref.WeakKeyDictionary[nn.Module, Form] = weakref.WeakKeyDictionary()
-"""Operation -> its form when a trial agreed."""
+_tried: weakref.WeakKeyDictionary[nn.Module, tuple[Form, Watch]] = weakref.WeakKeyDictionary()
+"""Operation -> its form when a trial agreed, and a watch over what its code reads."""
 
-_agreed: dict[Any, bool] = {}
-"""Structure -> whether its trial agreed."""
+_agreed: dict[Any, Reads | None] = {}
+"""Structure -> what its code reads, if its trial agreed."""
 
 
 def chain_of(op: nn.Module) -> Chain:
     """Return the blocks that an operation consists of now; none if it is no chain, or was never tried."""
-    form = _tried.get(op)
-    if form is None or not _hold(modules := _modules(op), form):
+    form, watch = _tried.get(op, (None, None))
+    if form is None or watch is None or not _hold(modules := _modules(op), form) or not watch.holds():
         return ()
     return _blocks(modules)
 
 
 def try_out(op: nn.Module) -> None:
     """Find out whether an operation in training is a chain, unless that is known or can't be tried now."""
-    form, modules = _tried.get(op), _modules(op)
+    (form, _), modules = _tried.get(op, (None, None)), _modules(op)
     if (form is not None and _hold(modules, form)) or not _blocks(modules) or unusual():
         return
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
     key = structure(op)
-    agrees = None if key is None else _agreed.get(key)
-    if agrees is None:
-        agrees = _agrees(op)
+    known = key is not None and key in _agreed
+    reads = _agreed[key] if known else None
+    if not known or (reads is not None and not reads.watch(op).holds()):
+        reads = _proven(op) if _agrees(op) else None
         if key is not None:
             if len(_agreed) >= MOST:
                 _agreed.clear()
-            _agreed[key] = agrees
-    if agrees:
-        _tried[op] = form_of(op)
+            _agreed[key] = reads
+    if reads is not None:
+        _tried[op] = form_of(op), reads.watch(op)
+
+
+def _proven(op: nn.Module) -> Reads | None:
+    """Return what an operation's code reads, if it calls its layers in turn; None if it may not."""
+    layers, reads = [layer for block in _blocks(_modules(op)) for layer in block], Reads()
+    form: Any = IMAGE
+    for i in range(len(layers)):
+        form = "call", i, form
+    try:
+        proof.layers(op, layers, form, reads)
+    except Unclear:
+        return None
+    return reads
 
 
 def _modules(op: nn.Module) -> list[nn.Module]:

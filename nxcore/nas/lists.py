@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 from nxcore.graphs.branches import spread
 from nxcore.graphs.hooks import hooked
-from nxcore.graphs.snapshot import as_they_are
+from nxcore.nas import proof
 from nxcore.nas.group import outputs
 from nxcore.nas.pending import Blends, Output, Pending, pending, value_of, version
 from nxcore.nas.shared_pools import shared
+from nxcore.nas.watch import Watch
 from nxcore.nn.exchange import PATCHED, become, kind, patched
 
 ZEROS, WRITES = "_nxcore_zeros", "_nxcore_writes"
@@ -35,8 +36,6 @@ class Scope:
     ----------
     notices : bool
         Whether operations return their outputs at once, and are only noted.
-    looks : bool
-        Whether it then looks at outputs for zeros, which waits for the device.
 
     Attributes
     ----------
@@ -44,16 +43,13 @@ class Scope:
         The sums that became one operator.
     met : dict
         List and tensor -> the operations that were called with them, if the scope only notices.
-    zeros : dict
-        Operation -> whether it returned zeros, of those that hold nothing.
     written : set
         The lists whose operations write into their input.
     """
 
-    def __init__(self, *, notices: bool = False, looks: bool = False) -> None:
-        self.notices, self.looks, self.blends = notices, looks, Blends()
+    def __init__(self, *, notices: bool = False) -> None:
+        self.notices, self.blends = notices, Blends()
         self.met: dict[Any, set[nn.Module]] = {}
-        self.zeros: dict[nn.Module, bool] = {}
         self.written: set[int] = set()
         self._given: dict[Any, tuple[Any, tuple[Tensor, ...]]] = {}
         self._known: dict[Any, weakref.ref[Tensor]] = {}
@@ -77,7 +73,7 @@ class Scope:
         if given not in self._given:
             self._given[given] = x, (x,) * count if written else spread(x, count)
         own = self._given[given][1][place]
-        zeros = any(op is zero and as_they_are(op, were) for zero, were in vars(holder).get(ZEROS, ()))
+        zeros = is_zero(op, vars(holder).get(ZEROS, ()))
         run = functools.partial(op, own)
         return pending(Output(run, group, self.blends, count, zeros=zeros))
 
@@ -89,8 +85,6 @@ class Scope:
         found = op(x)
         if version(x) != before:
             self.written.add(group[0])
-        if self.looks and not [*op.parameters(), *op.buffers(), *op.children()]:
-            self.zeros[op] = self.zeros.get(op, True) and isinstance(found, Tensor) and not found.any()
         return found
 
     @property
@@ -162,6 +156,17 @@ METHODS = {
     nn.ModuleList: {"__iter__": _iter, "__getitem__": _getitem},
     nn.ModuleDict: {"__getitem__": _getitem, "values": _values, "items": _items},
 }
+
+
+def zeros_of(operations: Iterable[nn.Module]) -> tuple[tuple[nn.Module, Watch], ...]:
+    """Return those operations that return zeros for every input, with watches over what their code reads."""
+    found = ((op, proof.zeros(op)) for op in operations)
+    return tuple((op, reads.watch(op)) for op, reads in found if reads is not None)
+
+
+def is_zero(op: nn.Module, zeros: Iterable[tuple[nn.Module, Watch]]) -> bool:
+    """Return whether an operation is one of those that return zeros, as its code still does."""
+    return any(op is zero and watch.holds() for zero, watch in zeros)
 
 
 def lists_of(module: nn.Module) -> list[nn.Module]:

@@ -22,17 +22,23 @@ from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import LATE
 from nxcore.graphs.structure import structure
 from nxcore.graphs.together import weights_of
+from nxcore.nas import proof
 from nxcore.nas.casts import half_of, rounded
 from nxcore.nas.chains import MOST, TRIAL, Form, form_of, holds
+from nxcore.nas.proof import IMAGE
+from nxcore.nas.watch import AUDIT, Reads, Unclear, Watch
 from nxcore.nn.exchange import PATCHED
 from nxcore.nn.normed import NORMS
 from nxcore.nn.sequential import CONVOLUTIONS, RELUS
 
-_tried: weakref.WeakKeyDictionary[nn.Module, tuple[Form, bool]] = weakref.WeakKeyDictionary()
-"""Operation -> its form at its trial, and whether that agreed."""
+_tried: weakref.WeakKeyDictionary[nn.Module, tuple[Form, Watch | None]] = weakref.WeakKeyDictionary()
+"""Operation -> its form at its trial, and a watch over what its code reads, if that agreed."""
 
-_agreed: dict[Any, bool] = {}
-"""Structure -> whether its trial agreed."""
+_agreed: dict[Any, Reads | None] = {}
+"""Structure -> what its code reads, if its trial agreed."""
+
+SLICES = tuple(("slice", begin, None, None) for begin in (None, None, 1, 1))
+"""The part of an image that the second convolution sees."""
 
 
 class Layers(NamedTuple):
@@ -46,6 +52,15 @@ class Layers(NamedTuple):
     def all(self) -> tuple[nn.Module, ...]:
         """All layers, in their order."""
         return self.relu, *self.convolutions, self.norm
+
+    @property
+    def form(self) -> Any:
+        """What they compute, as of ``nxcore.nas.symbols``."""
+        image = "call", 0, IMAGE
+        made = [
+            ("call", i, image if i == 1 else ("item", image, SLICES)) for i in range(1, len(self.all) - 1)
+        ]
+        return "call", len(self.all) - 1, made[0] if len(made) == 1 else ("cat", tuple(made), 1)
 
     def run(self, x: Tensor) -> Tensor:
         """Return the result of the layers, one by one."""
@@ -111,7 +126,10 @@ def convolved(layers: Layers, x: Any) -> Tensor | None:
 def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the ``forward`` of an operation that was taken."""
     if len(args) == 1 and not kwargs and not torch.compiler.is_compiling():
-        found = _trained(known(self), args[0])
+        audit: Any = vars(self).get(AUDIT)
+        found = None
+        if audit is None or audit.passes(self, args, kwargs):
+            found = _trained(known(self), args[0])
         if found is not None:
             return found
     return before(self, *args, **kwargs)
@@ -133,29 +151,62 @@ def before(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def known(op: nn.Module) -> Layers | None:
     """Return the layers of an operation, if a trial of it in its present form agreed."""
-    form, agreed = _tried.get(op, (None, False))
+    form, watch = _tried.get(op, (None, None))
     if form is not None and holds(op, form):
-        return layers_of(op) if agreed else None
+        return layers_of(op) if watch is not None and watch.holds() else None
     layers = layers_of(op)
     if layers is None or unusual():
         return None
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return None
     key = structure(op)
-    found = None if key is None else _agreed.get(key)
-    if found is None:
-        found = _agrees(op)
+    if key is not None and key in _agreed and _still(_agreed[key], op):
+        reads = _agreed[key]
+    else:
+        reads = _proven(op, layers) if _agrees(op) else None
         if key is not None:
             if len(_agreed) >= MOST:
                 _agreed.clear()
-            _agreed[key] = found
-    _tried[op] = form_of(op), found
-    return layers if found else None
+            _agreed[key] = reads
+    _tried[op] = form_of(op), None if reads is None else reads.watch(op)
+    return layers if reads is not None else None
+
+
+def _still(reads: Reads | None, op: nn.Module) -> bool:
+    """Return whether what an operation's code reads is as it was at the trial of another one."""
+    return reads is None or reads.watch(op).holds()
+
+
+def _proven(op: nn.Module, layers: Layers) -> Reads | None:
+    """Return what an operation's code reads, if it computes what its layers do; None if it may not."""
+    reads = Reads()
+    try:
+        proof.layers(op, layers.all, layers.form, reads)
+    except Unclear:
+        return None
+    return reads
+
+
+def watch_of(op: nn.Module) -> Watch:
+    """Return the watch over what the code of an operation reads whose trial agreed."""
+    return _tried[op][1] or Watch([])
 
 
 def take(op: nn.Module) -> None:
-    """Note that an operation whose trial agreed has another class now."""
-    _tried[op] = form_of(op), True
+    """Note that an operation whose trial agreed has another class and another attribute now."""
+    _tried[op] = form_of(op), watch_of(op)
+
+
+def leave(op: nn.Module) -> None:
+    """Note that an operation is what it was again."""
+    _tried[op] = form_of(op), None
+
+
+def by_layers(op: nn.Module, x: Tensor) -> Tensor:
+    """Return the result of an operation's layers, one by one."""
+    layers = layers_of(op)
+    found: Tensor = before(op, x) if layers is None else layers.run(x)
+    return found
 
 
 def _agrees(op: nn.Module) -> bool:

@@ -8,11 +8,8 @@ not, it becomes what it was.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import math
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,29 +17,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nxcore import session
-from nxcore.call.unusual import unusual
 from nxcore.errors import FOREIGN
 from nxcore.graphs.buffers import untouched
-from nxcore.graphs.hooks import saving
-from nxcore.graphs.snapshot import attributes
+from nxcore.graphs.structure import structure
 from nxcore.nas import group, shared_pools
-from nxcore.nas.lists import WRITES, ZEROS, Scope, lists_of, unwatched, watched, within
+from nxcore.nas.audit import Audit, Count
+from nxcore.nas.comparison import aside, difference, part, twin_of, usual
+from nxcore.nas.lists import WRITES, ZEROS, Scope, lists_of, unwatched, watched, within, zeros_of
 from nxcore.nas.mixed import PART
+from nxcore.nas.recording import Recording
+from nxcore.nas.watch import AUDIT, LEFT, Reads, Watch
 from nxcore.nn import Part, Swap
 from nxcore.nn.exchange import PATCHED, become
 
 TAKING = "_nxcore_taking"
 """The attribute of a module whose lists may be taken."""
 
-AGREES = 1e-8
-"""The allowed relative difference of results and gradients, in float64."""
-
 IMAGES = 2
 """The most images of a trial."""
 
-LEFT: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-"""Module -> why it is what it was again."""
+CASES = (("own", True), ("negative", False), ("one-hot", True), ("zero", False), ("tiny", True))
+"""The arguments and the mode of each trial call."""
 
 
 class Taking:
@@ -56,12 +51,15 @@ class Taking:
         The report of the patch, which is kept up to date.
     graphs : bool
         Whether calls in training are replayed once the module is taken.
+    trials : dict, optional
+        Structure and arguments -> what a trial found: modules of one structure share it.
     """
 
-    def __init__(self, name: str, swap: Swap, *, graphs: bool) -> None:
+    def __init__(self, name: str, swap: Swap, *, graphs: bool, trials: dict[Any, Any] | None = None) -> None:
         self.name, self.graphs, self._swap = name, graphs, swap
         self.taken = False
         self._shared: list[nn.Module] | None = None
+        self._trials = {} if trials is None else trials
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Taking:  # for another module
@@ -81,9 +79,9 @@ class Taking:
         """Return the result of the module's call."""
         if not self.taken and self._lock.acquire(blocking=False):
             try:
-                if self._shared is None:
+                if self._shared is None and module.training:
                     return self._first(module, args, kwargs)
-                if module.training and torch.is_grad_enabled() and _usual():
+                if self._shared and module.training and torch.is_grad_enabled() and usual():
                     self._try(module, args, kwargs)
             finally:
                 self._lock.release()
@@ -92,39 +90,46 @@ class Taking:
     def _first(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the call, and note which lists run several operations on one tensor."""
         lists, scope = lists_of(module), Scope(notices=True)
-        with _watched(lists):
+        with _watched(lists), Recording() as recording:
             found = within(scope, functools.partial(before, module, *args, **kwargs))
-        self._shared = [held for held in lists if id(held) in scope.shared]
-        if not self._shared:
-            self._leave(module, "none of its lists runs several operations on one tensor")
+        if recording.able:
+            self._shared = [held for held in lists if id(held) in scope.shared]
+            if not self._shared:
+                self._leave(module, "none of its lists runs several operations on one tensor")
+            elif recording.reads.effects:  # a copy's call has them too
+                self._leave(module, recording.reads.effects[0])
         return found
 
     def _try(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take the module if a trial of a copy agrees."""
-        shared = self._shared or []
-        try:
-            with (
-                torch.random.fork_rng(_devices(module)),
-                torch.autocast(_device_type(module), enabled=False),
-                session.default().use("torch"),
-            ):
-                found = _trial(module, shared, args, kwargs)
-        except FOREIGN as error:
-            self._leave(module, f"a trial call raised {type(error).__name__}: {error}")
-            return
+        modules = list(module.modules())
+        places = [modules.index(held) for held in self._shared or []]
+        own = structure(module)
+        key = None if own is None else (own, *places, *map(_kind, tree_leaves((args, kwargs))))
+        found = None if key is None else self._trials.get(key)
+        if found is None:
+            try:
+                found = _trial(module, places, args, kwargs)
+            except FOREIGN as error:
+                found = f"a trial call raised {type(error).__name__}: {error}"
         if isinstance(found, str):
             self._leave(module, found)
             return
+        if key is not None:
+            self._trials[key] = found
+        summed, count = found
         names = {id(m): name for name, m in module.named_modules(prefix=self.name)}
-        for held, zeros, written in found:
+        for place, written in summed:
+            held = modules[place]
             watched(held)
-            _mark(held, zeros, written=written)
+            _mark(held, written=written)
             self._swap.replaced[names[id(held)]] = getattr(type(held), PATCHED).__name__
         self._swap.left.pop(self.name, None)
         self._swap.replaced[self.name] = getattr(type(module), PATCHED).__name__
         self.taken = True
         if self.graphs:
             vars(module)[PART] = Part(Folded(seen))
+        vars(module)[AUDIT] = Audit(self.name, self._swap, Watch([]), count, before, seen, leave)
 
     def _leave(self, module: nn.Module, why: str) -> None:
         """Give the module its class back."""
@@ -132,6 +137,14 @@ class Taking:
         vars(module).pop(TAKING, None)
         LEFT[module] = self._swap.left.setdefault(self.name, why)
         self._swap.replaced.pop(self.name, None)
+
+
+def leave(module: nn.Module) -> None:
+    """Take from a module what was put there, and let its lists be what they were."""
+    for name in (PART, TAKING):
+        vars(module).pop(name, None)
+    for held in lists_of(module):
+        unwatched(held)
 
 
 class Folded:
@@ -147,11 +160,14 @@ class Folded:
     form : list, optional
         For each argument, None for a tensor, and the type and the length of a list or tuple of tensors. It is
         that of the first call.
+    watch : Watch, optional
+        Over what the user's code reads in a call, which a replay doesn't; None before a call in training.
     """
 
     def __init__(self, call: Any) -> None:
         self.call = call
         self.form: list[Any] | None = None
+        self.watch: Watch | None = None
 
     def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:
         """Call the module with arguments of its form."""
@@ -182,18 +198,41 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     taking: Taking | None = None if torch.compiler.is_compiling() else vars(self).get(TAKING)
     if taking is None:
         return before(self, *args, **kwargs)
-    part: Part | None = vars(self).get(PART)
-    return taking(self, *args, **kwargs) if part is None else folded(part, self, args, kwargs)
+    audit: Audit | None = vars(self).get(AUDIT)
+    if audit is not None and not audit.passes(self, args, kwargs):
+        return before(self, *args, **kwargs)
+    own: Part | None = vars(self).get(PART)
+    return taking(self, *args, **kwargs) if own is None else folded(own, self, args, kwargs)
 
 
 def folded(part: Part, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """Return the result of a call, replayed if it takes nothing but tensors and lists of them."""
     run: Any = part.run
     tensors = None if kwargs else run.flat(args)
-    if tensors:
-        return part(module, *tensors)
-    part.leave("it takes more than tensors")
-    return run.call(module, *args, **kwargs)
+    if not tensors:
+        part.leave("it takes more than tensors")
+        return run.call(module, *args, **kwargs)
+    if run.watch is None:
+        if not (module.training and torch.is_grad_enabled()):
+            return run.call(module, *args)
+        with Recording() as recording:
+            found = part(module, *tensors)
+        if recording.able:
+            run.watch = _watch_of(part, module, recording.reads)
+        return found
+    if not run.watch.holds():
+        part.clear()
+        part.leave(f"its code reads {run.watch.changed}, which changed")
+    return part(module, *tensors)
+
+
+def _watch_of(part: Part, module: nn.Module, reads: Reads) -> Watch:
+    """Return a watch over what the code in a module reads; if that can't be, let it run without replays."""
+    if whys := [*reads.unclear, *reads.effects]:
+        part.leave(whys[0])
+    audits = [held[AUDIT].watch for held in map(vars, module.modules()) if AUDIT in held]
+    zeros = [watch for held in map(vars, module.modules()) for _, watch in held.get(ZEROS, ())]
+    return Watch([*reads.held, *(one for watch in (*audits, *zeros) for one in watch.held)])
 
 
 def before(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,101 +265,73 @@ def _watched(lists: Sequence[nn.Module]) -> Iterator[None]:
             unwatched(held)
 
 
-def _mark(held: nn.Module, zeros: Sequence[nn.Module], *, written: bool) -> None:
-    if zeros:
-        vars(held)[ZEROS] = tuple((op, attributes(op)) for op in zeros)
+def _mark(held: nn.Module, *, written: bool) -> None:
+    if zeros := zeros_of(held.children()):
+        vars(held)[ZEROS] = zeros
     if written:
         vars(held)[WRITES] = True
 
 
-def _usual() -> bool:
-    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return not (capturing or unusual() or saving())
-
-
-def _devices(module: nn.Module) -> list[int]:
-    return list({p.device.index for p in module.parameters() if p.is_cuda})
-
-
-def _device_type(module: nn.Module) -> str:
-    return next((p.device.type for p in module.parameters()), "cpu")
+def _kind(x: Any) -> Any:
+    """Return the properties of an argument that a trial depends on."""
+    if not isinstance(x, Tensor):
+        return id(x)
+    return type(x), x.shape, x.dtype, x.device, x.requires_grad
 
 
 def _trial(
-    module: nn.Module, shared: Sequence[nn.Module], args: Any, kwargs: Any
-) -> str | list[tuple[nn.Module, list[nn.Module], bool]]:
-    """Return each list, its operations that return zeros, and whether one writes; or how a copy differs."""
-    twin = copy.deepcopy(module).double()
-    others: dict[nn.Module, nn.Module] = dict(zip(module.modules(), twin.modules(), strict=True))
-    lists, given = [others[held] for held in shared], tree_map(_part, (args, kwargs))
+    module: nn.Module, places: Sequence[int], args: Any, kwargs: Any
+) -> str | tuple[list[tuple[int, bool]], Count]:
+    """Return the lists whose outputs are added up, and whether an operation writes; or how a copy differs."""
+    twin, scope = twin_of(module), Scope(notices=True)
+    modules = list(twin.modules())
+    lists = {modules[place]: place for place in places}
+    given = tree_map(functools.partial(part, images=IMAGES), (args, kwargs))
     for held in lists:
         watched(held)
-    plain, scope = Scope(notices=True, looks=True), Scope()
-    with untouched(twin.buffers()):
-        wanted = _outcome(twin, plain, given)
-    zeros = [op for op, always in plain.zeros.items() if always and _zeros_too(op, given)]
+    with aside(twin), untouched(twin.buffers()):
+        own, named = tree_map(_copied, given)
+        within(scope, functools.partial(before, twin, *own, **named))
     for held in lists:
-        _mark(held, [op for op in held.children() if op in zeros], written=id(held) in plain.written)
-    found = _outcome(twin, scope, given)
-    summed = {holder for holder, _ in scope.blends.groups}
-    if not summed:
-        return "it does not add up outputs of its lists, each multiplied by a weight without dimensions"
-    if not _agree(found, wanted):
-        return "a trial call with one operator for its weighted sums returned another result or gradient"
+        _mark(held, written=id(held) in scope.written)
+    summed = set[int]()
+    for kind, training in CASES:
+        case = tree_map(functools.partial(_varied, kind=kind), given)
+        twin.train(training)
+        if why := difference(twin, before, functools.partial(_summed, found=summed), case):
+            return "a trial call with one operator for its weighted sums" + why.removeprefix("a trial call")
+        if not summed:
+            return "it does not add up outputs of its lists, each multiplied by a weight without dimensions"
     return [
-        (held, [op for op in held.children() if others[op] in zeros], id(others[held]) in plain.written)
-        for held in shared
-        if id(others[held]) in summed
-    ]
+        (place, id(held) in scope.written) for held, place in lists.items() if id(held) in summed
+    ], Count()
 
 
-def _part(x: Any) -> Any:
-    """Return an argument of the trial."""
-    if not isinstance(x, Tensor):
+def _summed(module: nn.Module, *args: Any, found: set[int], **kwargs: Any) -> Any:
+    """Return the result with weighted sums by one operator; note the lists that they are of."""
+    scope = Scope()
+    out = within(scope, functools.partial(sharing, module, *args, **kwargs))
+    found.update(holder for holder, _ in scope.blends.groups)
+    return out
+
+
+def _copied(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def _varied(x: Any, kind: str) -> Any:
+    """Return an argument of a trial call: other images, or other weights."""
+    if kind == "own" or not isinstance(x, Tensor) or not x.is_floating_point():
         return x
-    x = x.detach()[:IMAGES] if x.ndim == 4 else x.detach()
-    return x.double().requires_grad_() if x.is_floating_point() else x
-
-
-def _outcome(twin: nn.Module, scope: Scope, given: Any) -> list[Tensor | None]:
-    """Return results, gradients and buffers after a call."""
-    args, kwargs = given
-    torch.manual_seed(0)
-    run = before if scope.notices else sharing
-    out = within(scope, functools.partial(run, twin, *args, **kwargs))
-    results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-    leaves = [
-        t for t in [*tree_leaves(given), *twin.parameters()] if isinstance(t, Tensor) and t.requires_grad
-    ]
-    loss = sum(((t * _wave(t)).sum() for t in results if t.requires_grad), torch.zeros(()))
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else []
-    return [t if t is None else t.detach().clone() for t in (*results, *grads, *twin.buffers())]
-
-
-def _wave(t: Tensor) -> Tensor:
-    return torch.arange(t.numel(), device=t.device).mul(0.7).sin().to(t.dtype).view(t.shape)
-
-
-def _zeros_too(op: nn.Module, given: Any) -> bool:
-    """Return whether an operation returns zeros in evaluation too."""
-    x = next((t for t in tree_leaves(given) if isinstance(t, Tensor) and t.ndim == 4), None)
-    was = op.training
-    with torch.no_grad():
-        try:
-            return x is not None and not op.eval()(x).any()
-        finally:
-            op.train(was)
-
-
-def _agree(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
-    return len(found) == len(wanted) and all(_near(f, w) for f, w in zip(found, wanted, strict=True))
-
-
-def _near(found: Tensor | None, wanted: Tensor | None) -> bool:
-    """Return whether a tensor is nearly another one; missing ones are equal."""
-    if found is None or wanted is None:
-        return found is wanted
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return False
-    off = float((found.double() - wanted.double()).norm())
-    return math.isfinite(off) and off <= AGREES * float(wanted.double().norm()) + 1e-12
+    x = x.detach()
+    if x.ndim > 2:
+        odd = x[:1, ..., : x.shape[-1] - 1] if kind == "negative" and x.ndim == 4 else x
+        return odd.requires_grad_()
+    even = torch.arange(x.numel(), device=x.device).view(x.shape) % 2
+    if kind == "negative":
+        return (-x * even).requires_grad_()
+    if kind == "one-hot":
+        one = torch.zeros_like(x)
+        one.view(-1)[:: x.shape[-1] if x.ndim else 1] = 1.0
+        return one.requires_grad_()
+    return (x * {"zero": 0.0, "tiny": 1e-3}[kind]).requires_grad_()

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +11,8 @@ from torch import nn
 import nxcore
 from nxcore import nas
 from nxcore.graphs.structure import structure
+from nxcore.nas import mixture
 from tests.nas import darts
-
-patch = sys.modules["nxcore.nas.patch"]  # whose name in its package is the function's
 
 
 def mixed(stride=1, channels=4):
@@ -91,8 +89,8 @@ class Scaled(darts.MixedOp):
 
 
 def counted(monkeypatch):
-    tried, own = [], patch._tried
-    monkeypatch.setattr(patch, "_tried", lambda module: tried.append(module) or own(module))
+    tried, own = [], mixture.tried
+    monkeypatch.setattr(mixture, "tried", lambda module, *how: tried.append(module) or own(module, *how))
     return tried
 
 
@@ -104,16 +102,16 @@ def test_a_network_has_a_trial_for_each_structure_and_the_marks_of_one_each(monk
     nas.patch(net, graphs=False)
     kinds = {(m._ops[0].stride, m._ops[4].op[1].in_channels) for m in tried}
     assert len(tried) == len(kinds) == 5, "of 25: normal and reducing ones, by their channels"
-    monkeypatch.setattr(patch, "structure", lambda _: None)
+    monkeypatch.setattr(mixture, "structure", lambda _: None)
     nas.patch(apart, graphs=False)
     assert len(tried) == 5 + 25
     for one, other in zip(net.modules(), apart.modules(), strict=True):
         marks = [
             (
-                vars(m).get(patch.LENGTHS),
-                vars(m).get(patch.WRITES),
-                [m._ops[0] is zero for zero, _ in vars(m).get(patch.ZEROS, ())],
-                [were for _, were in vars(m).get(patch.ZEROS, ())],
+                vars(m).get(mixture.TAKES),
+                vars(m).get(mixture.WRITES),
+                [m._ops[0] is zero for zero, _ in vars(m).get(mixture.ZEROS, ())],
+                [watch.held[0][1:] for _, watch in vars(m).get(mixture.ZEROS, ())],
             )
             for m in (one, other)
         ]
@@ -132,14 +130,15 @@ def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(runs, tried, monkeypatc
         buffers=lambda: iter(()),
         modules=lambda: [nn.BatchNorm2d(4)],
     )
-    trial = patch._Trial((1,), [], [], written=False)
+    monkeypatch.setattr(mixture, "proven", lambda _: (None, None))
+    trial = mixture.Trial(None, {}, [], written=False, reads=None, count=None)
 
     def tried_on(device, *_):
         seen.append(device.type)
         return trial if device.type in runs else "a trial call raised"
 
-    monkeypatch.setattr(patch, "_tried_on", tried_on)
-    assert patch._tried(module) == (trial if runs else "a trial call raised")
+    monkeypatch.setattr(mixture, "tried_on", tried_on)
+    assert mixture.tried(module) == (trial if runs else "a trial call raised")
     assert seen == tried
 
 

@@ -1,0 +1,186 @@
+"""Comparison: two ways to run a module, by all that a caller can see of a call and its backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from nxcore import session
+from nxcore.call.unusual import unusual
+from nxcore.errors import FOREIGN
+from nxcore.graphs.dice import differ, hosts, put_hosts_back
+from nxcore.graphs.hooks import saving
+from nxcore.graphs.late import LATE
+from nxcore.graphs.snapshot import HOOKS
+from nxcore.nas import group, node, shared_pools
+from nxcore.nas.lists import SCOPE
+
+AGREES = 1e-8
+"""The allowed relative difference of results and gradients, in float64."""
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call and its backward pass left.
+
+    Attributes
+    ----------
+    tensors : list of (Tensor or None)
+        Results, gradients, arguments and buffers.
+    graded : list of bool
+        Whether each result has a gradient.
+    dice : list
+        The states of the random generators.
+    """
+
+    tensors: list[Tensor | None]
+    graded: list[bool]
+    dice: list[Any]
+
+
+def twin_of(module: nn.Module, device: torch.device | None = None) -> nn.Module:
+    """Return a copy in float64, whose calls no hook sees."""
+    twin = copy.deepcopy(module).to(device, torch.float64)
+    for m in twin.modules():
+        for name in HOOKS:
+            vars(m)[name].clear()
+    return twin
+
+
+def difference(twin: nn.Module, own: Call, ours: Call, given: Any) -> str | None:
+    """Return how ``ours`` differs from ``own``; empty if it does not, None if ``own`` raises.
+
+    Parameters
+    ----------
+    twin : torch.nn.Module
+        A copy of the module in float64; its buffers are as before afterwards.
+    own, ours : callable
+        Called with the module and arguments. The first is the module's own code.
+    given : tuple
+        Arguments and named arguments.
+    """
+    with aside(twin):
+        state = hosts()
+        try:
+            wanted = _outcome(own, twin, given)
+        except FOREIGN:
+            return None
+        put_hosts_back(state)
+        try:
+            found = _outcome(ours, twin, given)
+        except FOREIGN as error:
+            return f"a trial call raised {type(error).__name__}: {error}"
+    if differ(found.dice, wanted.dice):
+        return "a trial call drew other random numbers"
+    if found.graded != wanted.graded or not _agree(found.tensors, wanted.tensors):
+        return "a trial call returned another result or gradient"
+    return ""
+
+
+def usual() -> bool:
+    """Return whether a copy of a module can be called now as the module is."""
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return not (capturing or unusual() or saving())
+
+
+def part(x: Any, images: int | None = None) -> Any:
+    """Return an argument of a trial: in float64, of some images alone."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.detach()[:images] if x.ndim == 4 else x.detach()
+    return x.double().requires_grad_() if x.is_floating_point() else x
+
+
+@contextlib.contextmanager
+def aside(twin: nn.Module) -> Iterator[None]:
+    """Let calls of a copy have no effect: on random generators, statistics of modules, choices of kernels."""
+    first = next((p for p in twin.parameters()), torch.empty(0))
+    devices = list({p.device.index for p in twin.parameters() if p.is_cuda})
+    late, scope, state = LATE.set(None), SCOPE.set(None), hosts()
+    try:
+        with (
+            shared_pools.sharing(on=False),
+            group.reading(None),
+            node.waiting(on=False),
+            torch.random.fork_rng(devices),
+            torch.autocast(first.device.type, enabled=False),
+            torch.enable_grad(),
+            session.default().use("torch"),
+        ):
+            yield
+    finally:
+        put_hosts_back(state)
+        SCOPE.reset(scope)
+        LATE.reset(late)
+
+
+def _outcome(call: Call, twin: nn.Module, given: Any) -> Outcome:
+    """Return what a call on copies of the arguments leaves; buffers are as before."""
+    for device in {p.device for p in twin.parameters() if p.is_cuda}:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(0)
+    were = [(b, b.detach().clone()) for b in twin.buffers()]
+    leaves: list[Tensor] = []
+    args, kwargs = given = tree_map(functools.partial(_copied, leaves=leaves), given)
+    leaves += [p for p in twin.parameters() if p.requires_grad]
+    try:
+        results = [t for t in tree_leaves(call(twin, *args, **kwargs)) if isinstance(t, Tensor)]
+        held = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+        loss = sum(((t * _wave(t)).sum() for t in results if t.requires_grad), torch.zeros(()))
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else []
+        left = [t if t is None else t.detach().clone() for t in (*results, *grads, *held, *twin.buffers())]
+        dice = [*hosts(), *(torch.cuda.get_rng_state(p.device) for p in _first_cuda(twin))]
+        return Outcome(left, [t.requires_grad for t in results], [_bytes(d) for d in dice])
+    finally:
+        with torch.no_grad():
+            for b, value in were:
+                b.data.copy_(value)
+
+
+def _first_cuda(twin: nn.Module) -> list[Tensor]:
+    return [p for p in twin.parameters() if p.is_cuda][:1]
+
+
+def _bytes(state: Any) -> Any:
+    return bytes(state.numpy().tobytes()) if isinstance(state, Tensor) else state
+
+
+def _copied(x: Any, leaves: list[Tensor]) -> Any:
+    """Return a copy, which the call may write into; note its leaf where it has a gradient."""
+    if not isinstance(x, Tensor):
+        return x
+    if not x.requires_grad:
+        return x.detach().clone()
+    leaves.append(x.detach().clone().requires_grad_())
+    return leaves[-1].clone()
+
+
+def _wave(t: Tensor) -> Tensor:
+    return torch.arange(t.numel(), device=t.device).mul(0.7).sin().to(t.dtype).view(t.shape)
+
+
+def _agree(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
+    return len(found) == len(wanted) and all(_near(f, w) for f, w in zip(found, wanted, strict=True))
+
+
+def _near(found: Tensor | None, wanted: Tensor | None) -> bool:
+    """Return whether a tensor is nearly another one; missing ones are equal."""
+    if found is None or wanted is None:
+        return found is wanted
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not found.is_floating_point():
+        return bool(torch.equal(found, wanted))
+    off = float((found.double() - wanted.double()).norm())
+    return math.isfinite(off) and off <= AGREES * float(wanted.double().norm()) + 1e-12
