@@ -22,7 +22,8 @@ from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
 from nxcore.nas import proof
 from nxcore.nas.proof import IMAGE
-from nxcore.nas.watch import Reads, Unclear, Watch
+from nxcore.nas.reading import Reads, Unclear
+from nxcore.nas.watch import Watch
 from nxcore.nn.exchange import awake
 from nxcore.nn.sequential import LAYERS, is_block
 

@@ -139,7 +139,9 @@ def _outcome(call: Call, twin: nn.Module, given: Any) -> Outcome:
         held = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
         loss = sum(((t * _wave(t)).sum() for t in results if t.requires_grad), torch.zeros(()))
         grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else []
-        left = [t if t is None else t.detach().clone() for t in (*results, *grads, *held, *twin.buffers())]
+        left: list[Tensor | None] = [
+            t if t is None else t.detach().clone() for t in (*results, *grads, *held, *twin.buffers())
+        ]
         dice = [*hosts(), *(torch.cuda.get_rng_state(p.device) for p in _first_cuda(twin))]
         return Outcome(left, [t.requires_grad for t in results], [_bytes(d) for d in dice])
     finally:
@@ -148,7 +150,7 @@ def _outcome(call: Call, twin: nn.Module, given: Any) -> Outcome:
                 b.data.copy_(value)
 
 
-def _first_cuda(twin: nn.Module) -> list[Tensor]:
+def _first_cuda(twin: nn.Module) -> list[nn.Parameter]:
     return [p for p in twin.parameters() if p.is_cuda][:1]
 
 

@@ -26,9 +26,10 @@ from nxcore.nas.comparison import aside, difference, twin_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, is_zero, lists_of
 from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
+from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.shared_pools import shared
 from nxcore.nas.taking import before
-from nxcore.nas.watch import AUDIT, Reads, Unclear
+from nxcore.nas.watch import AUDIT
 from nxcore.nn import Part, Swap
 from nxcore.nn.exchange import PATCHED
 
@@ -300,7 +301,7 @@ def tried_on(
     for kind, images, side, training in cases:
         x = torch.randn(images, channels, side, side, generator=generator, dtype=torch.float64).to(device)
         weights = _weights(kind, length, generator).to(device)
-        given = ((x.clone().requires_grad_(), weights.requires_grad_()), {})
+        given: Any = ((x.clone().requires_grad_(), weights.requires_grad_()), {})
         twin.train(training)
         if first:
             try:

@@ -26,7 +26,8 @@ from nxcore.nas import proof
 from nxcore.nas.casts import half_of, rounded
 from nxcore.nas.chains import MOST, TRIAL, Form, form_of, holds
 from nxcore.nas.proof import IMAGE
-from nxcore.nas.watch import AUDIT, Reads, Unclear, Watch
+from nxcore.nas.reading import Reads, Unclear
+from nxcore.nas.watch import AUDIT, Watch
 from nxcore.nn.exchange import PATCHED
 from nxcore.nn.normed import NORMS
 from nxcore.nn.sequential import CONVOLUTIONS, RELUS

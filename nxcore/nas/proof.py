@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.run import Run
 from nxcore.nas.symbols import Form, Vector
-from nxcore.nas.watch import Reads, Unclear
 
 ANOTHER = "it is not the weighted sum of its operations"
 

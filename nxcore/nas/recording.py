@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import nxcore
-from nxcore.nas.watch import FUNCTIONS, Reads
+from nxcore.nas.reading import FUNCTIONS, Reads
 from nxcore.nn.exchange import PATCHED, awake
 
 OWN, TORCHS, PYTHONS = (f"{Path(str(m.__file__)).parent}{os.sep}" for m in (nxcore, torch, os))
 
-METHODS = {
+METHODS: dict[Any, set[str]] = {
     list: {"append", "extend", "index", "pop"},
     dict: {"get", "items", "keys", "values"},
     str: {"format", "join", "startswith", "endswith", "split"},
@@ -48,7 +48,7 @@ def allowed(function: Any) -> bool:
     except TypeError:
         return False
     own = getattr(function, "__self__", None)
-    return getattr(function, "__name__", "") in METHODS.get(type(own), ())
+    return getattr(function, "__name__", "") in METHODS.get(type(own), set())
 
 
 class Recording:

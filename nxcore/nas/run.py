@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from nxcore.errors import FOREIGN
+from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.recording import TORCHS, Recording, allowed, called, users
 from nxcore.nas.symbols import KNOWN, Form, Symbol
-from nxcore.nas.watch import MISSING, Reads, Unclear
+from nxcore.nas.watch import MISSING
 from nxcore.nn.exchange import PATCHED, awake
 from nxcore.nn.sequential import Sequential
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nxcore.nas.watch import Unclear
+from nxcore.nas.reading import Unclear
 
 if TYPE_CHECKING:
     from nxcore.nas.run import Run

@@ -25,8 +25,9 @@ from nxcore.nas.audit import Audit, Count
 from nxcore.nas.comparison import aside, difference, part, twin_of, usual
 from nxcore.nas.lists import WRITES, ZEROS, Scope, lists_of, unwatched, watched, within, zeros_of
 from nxcore.nas.mixed import PART
+from nxcore.nas.reading import Reads
 from nxcore.nas.recording import Recording
-from nxcore.nas.watch import AUDIT, LEFT, Reads, Watch
+from nxcore.nas.watch import AUDIT, LEFT, Watch
 from nxcore.nn import Part, Swap
 from nxcore.nn.exchange import PATCHED, become
 
