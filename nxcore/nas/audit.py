@@ -33,10 +33,12 @@ class Count:
     calls : int
     due : int
         The next call that is repeated.
+    why : str
+        How one of them differed; empty before.
     """
 
     def __init__(self) -> None:
-        self.calls, self.due = 0, FIRST
+        self.calls, self.due, self.why = 0, FIRST, ""
 
     def put_off(self) -> None:
         """Let as many calls pass as there were, and ``SELDOM`` at most."""
@@ -95,15 +97,19 @@ class Audit:
             self.give_back(module, f"its code reads {self.watch.changed}, which changed")
             return False
         count = self.count
+        if count.why:
+            self.give_back(module, f"{count.why}: its own forward runs from now on")
+            return False
         count.calls += 1
         if count.calls < count.due or not usual():
             return True
         count.put_off()
-        why = self._differs(module, args, kwargs)
-        if not why:
+        count.why = self._differs(module, args, kwargs)
+        if not count.why:
             return True
-        self.give_back(module, f"{why}: its own forward runs from now on")
-        warnings.warn(f"nas.patch gave {self.name or 'the model'} back: {why}", KernelWarning, stacklevel=2)
+        self.give_back(module, f"{count.why}: its own forward runs from now on")
+        text = f"nas.patch gave {self.name or 'the model'} back: {count.why}"
+        warnings.warn(text, KernelWarning, stacklevel=2)
         return False
 
     def give_back(self, module: nn.Module, why: str) -> None:

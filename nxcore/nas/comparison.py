@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nxcore import session
 from nxcore.call.unusual import unusual
+from nxcore.context import PREFERENCE
 from nxcore.errors import FOREIGN
 from nxcore.graphs.dice import differ, hosts, put_hosts_back
 from nxcore.graphs.hooks import saving
@@ -24,15 +25,17 @@ from nxcore.graphs.snapshot import HOOKS
 from nxcore.nas import group, node, shared_pools
 from nxcore.nas.lists import SCOPE
 
-AGREES = 1e-8
-"""The allowed relative difference of results and gradients, in float64."""
+AGREES, NOISE = 1e-8, 1e-10
+"""The allowed difference of results and gradients in float64, relative to each, and to the largest of them: a
+norm of equal values has gradients that are rounding alone.
+"""
 
 Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call and its backward pass left.
+    """The result of a call and its backward pass, and all that they changed.
 
     Attributes
     ----------
@@ -91,7 +94,7 @@ def difference(twin: nn.Module, own: Call, ours: Call, given: Any) -> str | None
 def usual() -> bool:
     """Return whether a copy of a module can be called now as the module is."""
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return not (capturing or unusual() or saving())
+    return not (capturing or unusual() or saving()) and LATE.get() is None and not PREFERENCE.get().at_once
 
 
 def part(x: Any, images: int | None = None) -> Any:
@@ -173,10 +176,17 @@ def _wave(t: Tensor) -> Tensor:
 
 
 def _agree(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
-    return len(found) == len(wanted) and all(_near(f, w) for f, w in zip(found, wanted, strict=True))
+    largest = max((_norm(t) for t in wanted if t is not None), default=0.0)
+    return len(found) == len(wanted) and all(
+        _near(f, w, NOISE * largest + 1e-12) for f, w in zip(found, wanted, strict=True)
+    )
 
 
-def _near(found: Tensor | None, wanted: Tensor | None) -> bool:
+def _norm(t: Tensor) -> float:
+    return float(t.double().norm()) if t.is_floating_point() else 0.0
+
+
+def _near(found: Tensor | None, wanted: Tensor | None, noise: float) -> bool:
     """Return whether a tensor is nearly another one; missing ones are equal."""
     if found is None or wanted is None:
         return found is wanted
@@ -185,4 +195,4 @@ def _near(found: Tensor | None, wanted: Tensor | None) -> bool:
     if not found.is_floating_point():
         return bool(torch.equal(found, wanted))
     off = float((found.double() - wanted.double()).norm())
-    return math.isfinite(off) and off <= AGREES * float(wanted.double().norm()) + 1e-12
+    return math.isfinite(off) and off <= AGREES * _norm(wanted) + noise

@@ -1,4 +1,4 @@
-"""Mixture: somebody else's mixed operation, which blends its operations by one operator.
+"""Mixture: a user's mixed operation, which blends its operations by one operator.
 
 Its own code is taken for a weighted sum if it is one on symbols (``nxcore.nas.proof``), and if calls of a
 copy agree.
@@ -69,7 +69,7 @@ class Takes:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is known of a mixed operation, and of all others of its structure.
+    """The facts of a mixed operation, which are those of all others of its structure.
 
     Attributes
     ----------

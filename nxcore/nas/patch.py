@@ -27,12 +27,13 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
     """Make the mixed operations, depthwise convolutions and pools of ``model`` run nxcore's operators.
 
     A mixed operation is a module that holds its operations in a ``ModuleList`` named ``_ops`` and whose
-    ``forward`` takes an image and their weights. It is left unchanged if a trial call of a copy does not
-    return the weighted sum of its operations; a trial that does counts for all mixed operations which differ
-    in the values of their tensors alone. Operations without parameters that return zeros, as DARTS'
-    ``none``, are skipped: their contribution and their weight's gradient are 0. A module of a ReLU, 1x1
-    convolutions and a batch norm, such as a cell's preprocessing, is replaced if a trial of a copy returns
-    what these layers return, gradients included.
+    ``forward`` takes an image and their weights. It is left unchanged unless its code is the weighted sum of
+    its operations for all weights and sizes, in training and in evaluation, and trial calls of a copy agree;
+    these count for all mixed operations which differ in the values of their tensors alone. If the program
+    changes an attribute or a global that the code reads, or a repeated call differs, its own ``forward`` runs
+    from then on. Operations without parameters that return zeros, as DARTS' ``none``, are skipped: their
+    contribution and their weight's gradient are 0. A module of a ReLU, 1x1 convolutions and a batch norm,
+    such as a cell's preprocessing, is replaced if its code calls these layers and nothing else.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
         of its cells, as one pair of graphs. A cell is a module that holds
         mixed operations; if it takes other arguments than tensors, or cannot be captured, its mixed
         operations are replayed instead. Tensors saved for the backward pass stay allocated between steps,
-        and other side effects of a replayed cell's Python code do not happen.
+        and a replay ends where the cell's code would read something else.
     watch : bool
         Compare the model's steps with plain ones, as ``nxcore.accelerate`` does.
 

@@ -56,7 +56,7 @@ class Layers(NamedTuple):
 
     @property
     def form(self) -> Any:
-        """What they compute, as of ``nxcore.nas.symbols``."""
+        """The form that they compute, as of ``nxcore.nas.symbols``."""
         image = "call", 0, IMAGE
         made = [
             ("call", i, image if i == 1 else ("item", image, SLICES)) for i in range(1, len(self.all) - 1)

@@ -1,7 +1,6 @@
 """Reading: what code reads besides its arguments, and what it may change that outlives a call.
 
-Values that are constants, or hold constants, can be watched. Others can't, since nobody knows what a program
-does with them.
+Values that are constants, or hold constants, can be watched. Others can't: a program may change them unseen.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Cell:
 
 
 class Reads:
-    """What functions read, gathered as they are found to run.
+    """The names that functions read, gathered as the functions run.
 
     Parameters
     ----------
@@ -156,7 +155,7 @@ class Reads:
         Raises
         ------
         Unclear
-            If nobody knows where the function is, or its code reads or does what can't be watched.
+            If the function isn't known by name, or its code reads or does what can't be watched.
         """
         if cls is not None and (code, cls) not in self._named:
             self._named.add((code, cls))

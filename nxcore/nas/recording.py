@@ -11,11 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-import nxcore
 from nxcore.nas.reading import FUNCTIONS, Reads
 from nxcore.nn.exchange import PATCHED, awake
 
-OWN, TORCHS, PYTHONS = (f"{Path(str(m.__file__)).parent}{os.sep}" for m in (nxcore, torch, os))
+OWN = f"{Path(__file__).parents[1]}{os.sep}"
+TORCHS, PYTHONS = (f"{Path(str(m.__file__)).parent}{os.sep}" for m in (torch, os))
 
 METHODS: dict[Any, set[str]] = {
     list: {"append", "extend", "index", "pop"},

@@ -107,7 +107,7 @@ class Run:
         self._classes: list[type] = []
 
     def refuses(self, why: str) -> Unclear:
-        """Return the error of code that does more than symbols know; who catches it stays refused."""
+        """Return the error of code that does more than symbols know; code that catches it stays refused."""
         self._why = self._why or why
         return Unclear(why)
 

@@ -1,7 +1,7 @@
 """Symbols: a module's own code run on arguments without values, which remember what is computed of them.
 
-Code that asks a symbol for more than the functions of this file know depends on values or shapes, or computes
-something else: then nothing is known of it. What it reads besides is watched (``nxcore.nas.watch``).
+Code that needs more of a symbol than the functions of this file know depends on values or shapes, or computes
+something else: then nothing is known of it. A watch covers what it reads besides (``nxcore.nas.watch``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nxcore.nas.run import Run
 
 Form = Any
-"""What a symbol stands for: a tuple of what computes it and of other forms.
+"""The formula of a symbol: a tuple of what computes it and of other forms.
 
 ``("x",)``, ``("weight", i)``, ``("call", place, form)``, ``("mul", form, form)``, ``("add", form, form)``,
 ``("item", form, key)``, ``("cat", forms, dim)``, ``("stack", forms)`` and ``("zeros",)``. A place is the
