@@ -116,8 +116,8 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _fits(module: nn.Module, args: Any) -> bool:
     """Return whether arguments are those that the module's code was run on."""
-    takes: Takes = vars(module)[TAKES]
-    if len(args) != 2 or tuple(_children(module)) != takes.names:
+    takes: Takes | None = vars(module).get(TAKES)  # None where another thread has given the class back
+    if takes is None or len(args) != 2 or tuple(_children(module)) != takes.names:
         return False
     weights = args[1]
     if isinstance(weights, Tensor):
@@ -183,7 +183,8 @@ def holder_of(module: nn.Module) -> nn.Module | None:
 
 def _children(module: nn.Module) -> dict[str, Any]:
     """Return the operations of a module that is taken, by name."""
-    held: Any = vars(module)["_modules"].get(vars(module)[TAKES].holder)
+    takes: Takes | None = vars(module).get(TAKES)
+    held: Any = None if takes is None else vars(module)["_modules"].get(takes.holder)
     return vars(held)["_modules"] if isinstance(held, LISTS) else {}
 
 
