@@ -23,6 +23,7 @@ from nxcore.spec.checks import (
 )
 from nxcore.spec.compiling import compiling
 from nxcore.spec.composed import composed
+from nxcore.spec.gradient import Gradient
 from nxcore.spec.kernel import (
     YES,
     Backend,
@@ -45,7 +46,7 @@ from nxcore.spec.process import preserved
 from nxcore.spec.product import Product
 from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec.sample import DEGENERATE, ErrorCase, Layout, Sample, Sketch, rand
-from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, Gradient, OpSpec, Param, Parts, Way
+from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, OpSpec, Param, Parts, Way
 from nxcore.spec.sums import sums_of
 from nxcore.spec.turned import turned_windows
 from nxcore.spec.window import (

@@ -32,9 +32,12 @@ struct Plan {
   Ref backward;  // takes the backward operator's arguments
   std::vector<std::pair<Py_ssize_t, bool>> places;  // of tensors among the arguments; whether a sequence
   std::vector<Py_ssize_t> numbers;                  // arguments that may change from call to call
-  std::vector<Py_ssize_t> kept;                     // saved tensors, among all tensors
+  std::vector<std::pair<size_t, char>> kept;        // saved tensors, among all tensors; h: as they are, c: as copies,
+                                                    // u: without a watch for writes, as no value is read
   bool inner;    // forward returns the result, and what is saved for the backward pass alone
   bool keeps;    // forward returns a tuple, of which the first has a gradient, and the others are saved
+  bool result;   // the result is saved
+  std::vector<size_t> copied;  // of the other results, those that are saved as copies
   bool checks;   // whether to look which gradients this pass needs
   size_t count;  // of the operator's arguments
   uint64_t id;   // no two plans of a process have the same one
@@ -49,10 +52,20 @@ struct Plan {
 
 using Join = Callable<Plan>;
 
+// A pointer to a node, as torch passes it: see made().
+template <typename Pointer, typename Given>
+Pointer pointer_to(Given* node) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+    return node->shared_from_this();
+  else
+    return Pointer::reclaim_copy(node);
+}
+
 struct Node : torch::autograd::Node {
   Ref join;                          // the Join, which holds the plan
   Ref numbers;                       // a tuple
-  std::vector<SavedVariable> saved;  // read and cleared with the node's mutex held
+  std::vector<SavedVariable> saved;  // read and cleared with the node's mutex held, as is the result
+  std::optional<SavedVariable> result;
   PyObject* compiler = nullptr;      // what traces this pass, borrowed
 
   // Any thread frees a node. Its Python objects are dropped with the lock held, and not once the interpreter has ended.
@@ -68,6 +81,7 @@ struct Node : torch::autograd::Node {
   void release_variables() override {
     const std::lock_guard<std::mutex> locked(mutex_);
     for (SavedVariable& one : saved) one.reset_data();
+    if (result) result->reset_data();
   }
   variable_list apply(variable_list&& grads) override;
   // For torch._dynamo.compiled_autograd: what a graph is kept for, and a pass that is traced.
@@ -76,12 +90,15 @@ struct Node : torch::autograd::Node {
     const Plan& plan = Join::of(join.ptr());
     args.collect(plan.id), args.collect(mask(plan.checks)), args.collect(std::string(pybind11::repr(numbers)));
     args.collect(saved, /*is_output=*/false);
+    if (result) args.collect(*result, /*is_output=*/true);
   }
   variable_list apply_with_saved(const variable_list& grads,
                                  torch::dynamo::autograd::SwapSavedVariables& swap) override {
     swap.before(saved), compiler = swap.get_py_compiler();
+    if (result) swap.before(*result);
     variable_list found = apply(variable_list(grads));
     swap.after(saved);
+    if (result) swap.after(*result);
     return found;
   }
   // What a pass has: the gradient, and what was saved, of which a hook unpacks each tensor once.
@@ -90,6 +107,7 @@ struct Node : torch::autograd::Node {
     variable_list all{grad};
     all.reserve(1 + saved.size());
     for (const SavedVariable& one : saved) all.push_back(one.unpack());
+    if (result) all.push_back(result->unpack(pointer_to<NodePtr>(this)));
     return all;
   }
   // Which inputs get a gradient; with `checks`, only those that this backward pass needs.
@@ -235,6 +253,14 @@ bool fresh(const Plan& plan, PyObject* result, const variable_list& flat, variab
   return torch::autograd::isDifferentiableType(outs[0].scalar_type());
 }
 
+// What is saved of a tensor: see Plan. A second derivative goes through a copy.
+at::Tensor guarded(const at::Tensor& tensor, char how) {
+  if (how == 'u') return tensor.variable_data();
+  if (how != 'c') return tensor;
+  const c10::AutoGradMode on(true);
+  return tensor.clone();
+}
+
 PyObject* joined(PyObject* self, const Plan& plan, PyObject* const* args, size_t count) {
   variable_list flat, outs;
   const auto by_python = [&] { return PyObject_Vectorcall(plan.owner.ptr(), args, count, nullptr); };
@@ -257,8 +283,12 @@ PyObject* joined(PyObject* self, const Plan& plan, PyObject* const* args, size_t
   if (plan.keeps)  // the other results belong to the node too, as outputs without a gradient
     for (size_t i = 1; i < outs.size(); ++i) node->add_input_metadata(torch::autograd::Node::undefined_input());
   ours.saved.reserve(plan.kept.size() + outs.size() - 1);
-  for (const Py_ssize_t i : plan.kept) ours.saved.emplace_back(flat[i], /*is_output=*/false);
-  for (size_t i = 1; i < outs.size(); ++i) ours.saved.emplace_back(outs[i], /*is_output=*/false);
+  for (const auto& [i, how] : plan.kept) ours.saved.emplace_back(guarded(flat[i], how), /*is_output=*/false);
+  if (plan.result) ours.result.emplace(outs[0], /*is_output=*/true);
+  for (size_t i = 1; i < outs.size(); ++i) {
+    const bool copies = std::find(plan.copied.begin(), plan.copied.end(), i) != plan.copied.end();
+    ours.saved.emplace_back(guarded(outs[i], copies ? 'c' : 'h'), /*is_output=*/false);
+  }
   return plan.inner ? Py_NewRef(PyTuple_GET_ITEM(result.ptr(), 0)) : result.release().ptr();
 }
 
@@ -272,15 +302,16 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   END_HANDLE_TH_ERRORS
 }
 
-// Join(owner, forward, backward, places, numbers, kept, inner, keeps, checks, count)
+// Join(owner, forward, backward, places, numbers, kept, inner, keeps, result, copied, checks, count)
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   HANDLE_TH_ERRORS
   static uint64_t plans = 0;
   using Places = std::vector<Py_ssize_t>;
-  auto [owner, forward, backward, places, numbers, kept, inner, keeps, checks, count] = pybind11::cast<
-      std::tuple<Ref, Ref, Ref, std::vector<std::pair<Py_ssize_t, bool>>, Places, Places, bool, bool, bool, size_t>>(
-      pybind11::handle(args));
-  Plan plan{owner, forward, backward, places, numbers, kept, inner, keeps, checks, count, ++plans, {}};
+  using Kept = std::vector<std::pair<size_t, char>>;
+  auto [owner, forward, backward, places, numbers, kept, inner, keeps, result, copied, checks, count] =
+      pybind11::cast<std::tuple<Ref, Ref, Ref, std::vector<std::pair<Py_ssize_t, bool>>, Places, Kept, bool, bool, bool,
+                                std::vector<size_t>, bool, size_t>>(pybind11::handle(args));
+  Plan plan{owner, forward, backward, places, numbers, kept, inner, keeps, result, copied, checks, count, ++plans, {}};
   return Join::make(type, call, std::make_unique<Plan>(std::move(plan)));
   END_HANDLE_TH_ERRORS
 }

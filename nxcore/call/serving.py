@@ -16,6 +16,7 @@ from nxcore.context import PREFERENCE, Observer
 from nxcore.errors import present
 from nxcore.interop import native
 from nxcore.interop.autograd import Differentiable
+from nxcore.interop.held import Held, held
 from nxcore.spec.problem import Problem, tensors_of
 
 
@@ -127,10 +128,13 @@ class Joiner:
     ) -> Call:
         """Join ``call`` with its backward operator, unless torch serves both ways."""
         gradient, order = present(operator.spec.gradient, "gradient"), PREFERENCE.get()
-        spec = self.registry.spec(gradient.op)
+        spec, forward = self.registry.spec(gradient.op), operator.spec
+        found: list[Held] = []
 
         def bridge(backward: Call) -> Call:
-            made = Differentiable(operator.spec, problem.args, gradient, call, backward, spec.reference)
+            if not found:
+                found.append(held(forward.reference, args))
+            made = Differentiable(forward, problem.args, gradient, call, backward, spec.reference, found[0])
             extension = native.of(operator)
             return made if extension is None else made.compiled(extension)
 
@@ -201,6 +205,7 @@ class Joiner:
         values = tuple(a(1) if isinstance(a, type) else a for a in problem.args)
         outputs = inner.outputs if inner and gradient.forward else problem.outputs
         grad, *kept = outputs if gradient.keeps or gradient.forward else (outputs,)
+        kept += [grad] * gradient.result
         return Problem.of(self.registry.spec(gradient.op), gradient.args(grad, mask, *values, *kept))
 
     def _found(

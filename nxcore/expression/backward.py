@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from nxcore.expression import reference
-from nxcore.expression.derived import GRAD, gradient, scale
+from nxcore.expression.derived import GRAD, RESULT, gradient, scale
 from nxcore.expression.shapes import broadcast, elements, laid_out, require_numbers
 from nxcore.expression.tree import Expression, Node
 from nxcore.spec.checks import require_flags, require_shape, require_size, require_tensor
+from nxcore.spec.gradient import Gradient
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.sample import ErrorCase, Sample, rand
 from nxcore.spec.spec import Cost, OpSpec, Param
@@ -49,12 +50,12 @@ class Backward:
     @classmethod
     def of(cls, forward: Expression, name: str) -> Backward | None:
         """Return the backward operator of an expression; None where no tensor has a gradient."""
-        found = [(i, root) for i, root in enumerate(gradient(forward)) if root is not None]
+        found = [(i, root) for i, root in enumerate(gradient(forward, by_result=True)) if root is not None]
         if not found:
             return None
         owners, roots = zip(*found, strict=True)
         used = Expression((), (), roots).used
-        saved = (name for name in forward.tensors if name in used)
+        saved = (name for name in (*forward.tensors, RESULT) if name in used)
         expression = Expression((GRAD, *saved), forward.numbers, roots)
         return cls(f"{name}_backward", forward, expression, owners)
 
@@ -65,8 +66,13 @@ class Backward:
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """The tensors whose values are needed."""
+        """The tensors whose values are needed, the forward operator's result among them."""
         return self.expression.tensors[1:]
+
+    @property
+    def by_result(self) -> bool:
+        """Whether the forward operator's result is among them: then no other tensor is."""
+        return RESULT in self.saved
 
     @property
     def sized(self) -> tuple[str, ...]:
@@ -80,12 +86,18 @@ class Backward:
 
     def args(self, grad: Any, mask: tuple[bool, ...], *arguments: Any) -> tuple[Any, ...]:
         """Return the arguments, from those of the forward operator."""
-        names = (*self.forward.tensors, *(name for name, _ in self.forward.numbers), "out")
-        given = dict(zip(names, arguments, strict=True))
+        names = [*self.forward.tensors, *(name for name, _ in self.forward.numbers), "out"]
+        given = dict(zip(names + [RESULT] * self.by_result, arguments, strict=True))
         saved = (given[name] for name in self.saved)
         sizes = (tuple(given[name].shape) for name in self.sized)
         numbers = (given[name] for name, _ in self.forward.numbers)
         return grad, *saved, *sizes, *numbers, (*mask, False)[: len(self.forward.tensors)]
+
+    @property
+    def gradient(self) -> Gradient:
+        """The forward operator's gradient."""
+        saves = () if self.by_result else self.saved
+        return Gradient(self.name, self.args, saves=saves, result=self.by_result)
 
     def spec(self, forward: OpSpec) -> OpSpec:
         """Return the operator's spec."""
@@ -247,10 +259,10 @@ class Backward:
     def _samples(self, forward: OpSpec) -> Any:
         """Yield the samples of the forward operator, with a gradient."""
         for sample in forward.samples:
-            given = dict(zip(self.forward.tensors, sample.args, strict=True))
+            given = self._given(sample)
             if "out" in sample.kwargs or sample.name in ("channels_last", "transposed"):
                 continue
-            shape = broadcast({name: torch.empty(s.shape, device="meta") for name, s in given.items()})
+            shape = broadcast({n: torch.empty(given[n].shape, device="meta") for n in self.forward.tensors})
             saved = (given[name] for name in self.saved)
             sizes = (given[name].shape for name in self.sized)
             args = (rand(*shape), *saved, *sizes)
@@ -259,9 +271,13 @@ class Backward:
             only = (True, *(False,) * (len(self.forward.tensors) - 1))
             if 0 in self.owners:
                 first = next(s for s in forward.samples if s.name == "last_block_partly_filled")
-                given = dict(zip(self.forward.tensors, first.args, strict=True))
+                given = self._given(first)
                 args = (rand(1025), *(given[n] for n in self.saved), *(given[n].shape for n in self.sized))
                 yield Sample("only_first", args, {"output_mask": only})
+
+    def _given(self, sample: Sample) -> dict[str, Any]:
+        """Return a sample's tensors by name; the result may have any values, those of the first tensor."""
+        return dict(zip(self.forward.tensors, sample.args, strict=True)) | {RESULT: sample.args[0]}
 
     def _errors(self) -> tuple[ErrorCase, ...]:
         wrong = (rand(5), *(rand(4) for _ in self.saved), *((4,) for _ in self.sized))

@@ -305,6 +305,7 @@ RESERVED = frozenset(
         "promoted",
         "reference",
         "requested",
+        "result",
         "self",
         "stored",
         "summed",

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable
 
-from nxcore.expression.functions import FUNCTIONS, call, where
+from nxcore.expression.functions import BY_RESULT, FUNCTIONS, call, where
 from nxcore.expression.tree import LEAVES, Expression, Node, constant
 
 GRAD = "grad"
@@ -16,12 +16,20 @@ ROUNDOFFS = 2.0**24
 """The units in 1 that rounding errors are counted in: the roundoff of float32."""
 
 
-def gradient(expression: Expression) -> tuple[Node | None, ...]:
+RESULT = "result"
+"""The name of the tensor that is the forward operator's result."""
+
+
+def gradient(expression: Expression, *, by_result: bool = False) -> tuple[Node | None, ...]:
     """Return the gradient of each tensor of an expression of one result.
 
     None where there is none: for a tensor of bool, and for one that only decides, such as in ``x > 0``.
+    ``by_result`` gives it in terms of the result, where the expression is one function of which torch saves
+    that.
     """
     (root,) = expression.roots
+    if by_result and root.op in BY_RESULT and root.args[0].op == "input":
+        return (BY_RESULT[root.op](Node("input", (), GRAD), Node("input", (), RESULT)),)
     adjoint: dict[Node, Node] = {root: Node("input", (), GRAD)}
     for node in reversed(expression.nodes):
         grad = adjoint.get(node)

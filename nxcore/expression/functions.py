@@ -207,6 +207,18 @@ FUNCTIONS: dict[str, Function] = {
 }
 """Every function by name."""
 
+BY_RESULT: dict[str, Callable[[Node, Node], Node]] = {
+    "exp": lambda g, o: g * o,
+    "expm1": lambda g, o: g * (o + 1),
+    "sqrt": lambda g, o: g / (o * 2),
+    "rsqrt": lambda g, o: g * -0.5 * (o * o * o),
+    "tanh": lambda g, o: g * (1 - o * o),
+    "sigmoid": lambda g, o: g * ((1 - o) * o),
+    "reciprocal": lambda g, o: -g * o * o,
+    "relu": lambda g, o: where(call("le", o, 0), 0, g),
+}
+"""The functions of which torch saves the result -> the gradient, from that of the result and the result."""
+
 WRITTEN = frozenset(FUNCTIONS) - {
     "cast",
     "indicator",

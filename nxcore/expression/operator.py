@@ -18,7 +18,7 @@ from nxcore.expression.shapes import broadcast, elements, laid_out, require_numb
 from nxcore.expression.tree import Expression
 from nxcore.spec.checks import require_tensor
 from nxcore.spec.problem import TensorMeta
-from nxcore.spec.spec import SAME, Cost, Gradient, OpSpec, Param, Way
+from nxcore.spec.spec import SAME, Cost, OpSpec, Param, Way
 
 
 def named(expression: Expression, name: str = "pointwise") -> str:
@@ -87,7 +87,7 @@ class Forward:
             errors=errors(expression),
             magnitude=self.magnitude,
             terms=lambda *_: 1,
-            gradient=Gradient(backward.name, backward.args, saves=backward.saved) if backward else None,
+            gradient=backward.gradient if backward else None,
             outputs=self.outputs,
             ways=self.ways,
             autocast=SAME,

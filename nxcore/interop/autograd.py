@@ -10,9 +10,12 @@ from torch import Tensor
 
 from nxcore.errors import FOREIGN
 from nxcore.interop import autocast, internals
+from nxcore.interop.held import Held
 from nxcore.interop.internals import functorch
+from nxcore.interop.marks import Mark, equal, number
+from nxcore.spec.gradient import Gradient
 from nxcore.spec.problem import TensorMeta
-from nxcore.spec.spec import Gradient, OpSpec
+from nxcore.spec.spec import OpSpec
 
 WORTH_CHECKING = 2**20
 """The least bytes of a tensor whose gradient costs more than the check whether it is needed."""
@@ -49,14 +52,20 @@ class Differentiable:
         The backward operator; takes its arguments, all positional.
     reference : callable
         The backward operator's reference: used for second derivatives.
+    held : Held, optional
+        What torch's own autograd saves of such calls. Of another saved tensor a copy is saved if the backward
+        operator reads it, and else the tensor without a watch for writes. All are held by default.
     """
 
     __slots__ = (
         "_all",
+        "_copied",
         "_kept",
         "_numbers",
+        "_outputs",
         "_places",
         "_saved",
+        "_unread",
         "backward",
         "checks",
         "described",
@@ -73,6 +82,7 @@ class Differentiable:
         forward: Callable[..., Any],
         backward: Callable[..., Any],
         reference: Callable[..., Any],
+        held: Held | None = None,
     ) -> None:
         self.described, self.gradient, self.forward = described, gradient, forward
         self.backward, self.reference = backward, reference
@@ -80,7 +90,7 @@ class Differentiable:
         self._numbers: list[int] = []  # indices of numbers, which may change from call to call
         self._saved: list[tuple[int, int]] = []  # of saved arguments: index, and number of tensors
         self._kept: list[int] = []  # indices of saved tensors, among all tensors
-        count = 0
+        names: list[str] = []  # the parameter of each tensor
         for i, (param, value) in enumerate(zip(spec.params, described, strict=True)):
             many = param.kind == "tensors" and isinstance(value, tuple)
             if not many and not isinstance(value, TensorMeta):
@@ -91,9 +101,14 @@ class Differentiable:
             size = len(value) if many else 1
             if param.name in gradient.saves:
                 self._saved.append((i, size if many else 0))
-                self._kept.extend(range(count, count + size))
-            count += size
-        self._all = self._kept == list(range(count))
+                self._kept.extend(range(len(names), len(names) + size))
+            names += [param.name] * size
+        count = len(names)
+        self._copied, self._unread = (
+            ([], []) if held is None else held.apart(names, self._kept, gradient.reads)
+        )
+        self._outputs = held.unheld_results() if held and gradient.keeps else []
+        self._all = self._kept == list(range(count)) and not (self._copied or self._unread)
         total = sum(meta.nbytes for meta in self._described())
         known = isinstance(total, int)  # comparing a compiler's symbol would add a guard
         self.checks = count > 1 and known and total >= count * WORTH_CHECKING
@@ -123,18 +138,35 @@ class Differentiable:
         ctx.call, ctx.materialize_grads = self, False
         if self._numbers:
             ctx.numbers = [args[i] for i in self._numbers]
+        if self._copied or self._unread:
+            flat = self._guarded(list(flat))
         if self._all:
             ctx.to_save = (*flat, *extra) if extra else flat
         elif self._kept or extra:
             ctx.to_save = (*[flat[i] for i in self._kept], *extra)
+
+    def outputs(self, result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what is saved of the results of an operator that keeps all but the first."""
+        if not self._outputs:
+            return tuple(result[1:])
+        return tuple(t.clone() if i in self._outputs else t for i, t in enumerate(result) if i)
+
+    def _guarded(self, flat: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return what is saved in place of tensors that a program may write to."""
+        with torch.enable_grad():  # a second derivative goes through a copy
+            for i in self._copied:
+                flat[i] = flat[i].clone()
+        for i in self._unread:
+            flat[i] = flat[i].data
+        return tuple(flat)
 
     def arguments(
         self, grad: Tensor, mask: tuple[bool, ...], saved: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Any, ...]:
         """Return the backward operator's arguments; see ``gradients``."""
         args = list(self.described)
-        for i, number in zip(self._numbers, numbers, strict=True):
-            args[i] = number
+        for i, value in zip(self._numbers, numbers, strict=True):
+            args[i] = value
         rest = iter(saved)
         for i, count in self._saved:
             args[i] = tuple(next(rest) for _ in range(count)) if count else next(rest)
@@ -153,17 +185,17 @@ class Differentiable:
             where the arguments depend on more than the problem: then ``arguments`` returns them.
         """
         pool = [grad, *saved, *numbers]
-        marks: list[Any] = [_Mark(i) for i in range(len(pool))]
+        marks: list[Any] = [Mark(i) for i in range(len(pool))]
         constants: list[Any] = []
         try:
             given = self.arguments(marks[0], mask, marks[1 : 1 + len(saved)], marks[1 + len(saved) :])
-            form = tuple([_number(value, len(pool), constants) for value in given])
+            form = tuple([number(value, len(pool), constants) for value in given])
             pool += constants
             picked = [tuple([pool[i] for i in n]) if isinstance(n, tuple) else pool[n] for n in form]
         except FOREIGN:  # the function reads what a mark stands for, or puts it deeper
             return None
         real = self.arguments(grad, mask, saved, numbers)
-        same = [_equal(a, b) for a, b in zip(real, picked, strict=True)]
+        same = [equal(a, b) for a, b in zip(real, picked, strict=True)]
         return (form, tuple(constants)) if all(same) else None
 
     def gradients(
@@ -195,7 +227,8 @@ class Differentiable:
         if type(self).__call__ is not Differentiable.__call__:
             return self
         inner, keeps = bool(self.gradient.forward), self.gradient.keeps
-        places, numbers, kept = tuple(self._places), tuple(self._numbers), tuple(self._kept)
+        places, numbers = tuple(self._places), tuple(self._numbers)
+        kept = tuple((i, "c" if i in self._copied else "u" if i in self._unread else "h") for i in self._kept)
         made: Callable[..., Any] = extension.Join(
             self,
             self.forward,
@@ -205,45 +238,12 @@ class Differentiable:
             kept,
             inner,
             keeps,
+            self.gradient.result,
+            self._outputs,
             self.checks,
             len(self.described),
         )
         return made
-
-
-class _Mark:
-    """A stand-in for a tensor or number, which can be passed on and not be read."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        object.__setattr__(self, "number", number)
-
-    def __getattribute__(self, name: str) -> Any:
-        raise TypeError(f"a mark has no {name}")
-
-    def _unreadable(self, *_: Any) -> Any:
-        raise TypeError("a mark stands for what isn't known")
-
-    __eq__ = __bool__ = __iter__ = __len__ = __float__ = __index__ = __getitem__ = _unreadable
-    __hash__ = None  # type: ignore[assignment]  # it is no key
-
-
-def _number(value: Any, known: int, constants: list[Any]) -> Any:
-    """Return the number of an argument as in ``Differentiable.order``; one that is no mark is a constant."""
-    if type(value) is _Mark:
-        return object.__getattribute__(value, "number")
-    if type(value) is tuple and any(type(item) is _Mark for item in value):
-        return tuple([_number(item, known, constants) for item in value])
-    constants.append(value)
-    return known + len(constants) - 1
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Return whether two arguments are the same tensors, or equal in value and class."""
-    if isinstance(a, tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(_equal, a, b))
-    return a is b or (not isinstance(a, Tensor) and type(a) is type(b) and bool(a == b))
 
 
 class _Join(torch.autograd.Function):
@@ -251,11 +251,14 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:
-        result, extra = call.forward(*args), ()
+        result, extra = call.forward(*args), tuple[Tensor, ...]()
         if call.gradient.forward:
             result, extra = result[0], result[1:]
         elif call.gradient.keeps:
-            extra = ctx.non_differentiable = tuple(result[1:])
+            ctx.non_differentiable = tuple(result[1:])
+            extra = call.outputs(result)
+        elif call.gradient.result:
+            extra = (result,)
         call.kept(ctx, args, flat, extra)
         return result
 

@@ -22,13 +22,18 @@ from nxcore.context import Preferring, Requested
 from nxcore.errors import UnsupportedProblemError
 from nxcore.interop import autocast, internals
 from nxcore.interop.autograd import Differentiable, flatten
+from nxcore.interop.held import Held, held
 from nxcore.interop.schema import Signature, Unfit
+from nxcore.spec.gradient import Gradient
 from nxcore.spec.problem import Problem, tensors_of
-from nxcore.spec.spec import Gradient, OpSpec
+from nxcore.spec.spec import OpSpec
 
 NAMESPACE = "nxcore"
 
 ANYTHING = Requested()
+
+KNOWN = 1024
+"""The most kinds of calls of which an operator keeps what torch saves."""
 
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -68,6 +73,7 @@ class Shell:
         for key in ("AutocastCPU", "AutocastCUDA"):
             library.impl(spec.name, self._autocast, key)
         torch.library.register_fake(f"{namespace}::{spec.name}", self._fake, lib=library)
+        self._known: dict[Any, Held] = {}
         self._library = library  # its operators exist as long as it does
 
     def __call__(self, args: tuple[Any, ...], requested: Requested = ANYTHING) -> Any:
@@ -143,7 +149,20 @@ class Shell:
             forward=lambda *args: forward(args[:count], requested),
             backward=functools.partial(_backward, gradient, backward, requested),
             reference=lambda *all_of_it: backward.spec.reference(*gradient.args(*all_of_it)),
+            held=self._held(args),
         )
+
+    def _held(self, args: tuple[Any, ...]) -> Held | None:
+        """Return what torch saves of such calls; None in a compiler's trace, whose graphs hold no writes."""
+        if internals.dispatch_modes():
+            return None
+        tensors = tensors_of(args)
+        key = Problem.of(self.spec, args).args, tuple(t.requires_grad for t in tensors)
+        if key not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[key] = held(self.spec.reference, args)
+        return self._known[key]
 
     def _returned(self, result: Any, args: tuple[Any, ...]) -> Any:
         """Return ``result`` in the schema's form; tensors that share memory with an argument are copied."""

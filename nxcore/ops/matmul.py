@@ -263,5 +263,10 @@ SPEC = OpSpec(
     outputs=outputs,
     ways=ways,
     autocast=LOWER,
-    gradient=Gradient("matmul_backward", lambda grad, mask, *given: (grad, *given, mask), saves=("a", "b")),
+    gradient=Gradient(
+        "matmul_backward",
+        lambda grad, mask, *given: (grad, *given, mask),
+        saves=("a", "b"),
+        reads={"a": ("b",), "b": ("a",)},
+    ),
 )

@@ -264,7 +264,7 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=lambda xs, logits: len(xs) if not is_tensor(xs) else xs.shape[0],
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
-    gradient=Gradient("softmax_sum_backward", _backward, saves=("xs", "logits")),
+    gradient=Gradient("softmax_sum_backward", _backward, saves=("xs", "logits"), reads={"xs": ("logits",)}),
     outputs=outputs,
     ways=ways,
     autocast=SAME,

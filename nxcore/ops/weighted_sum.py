@@ -114,7 +114,12 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=SOFTMAX_SUM.terms,
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
-    gradient=Gradient("weighted_sum_backward", _backward, saves=("xs", "weights")),
+    gradient=Gradient(
+        "weighted_sum_backward",
+        _backward,
+        saves=("xs", "weights"),
+        reads={"xs": ("weights",), "weights": ("xs",)},
+    ),
     outputs=SOFTMAX_SUM.outputs,
     ways=SOFTMAX_SUM.ways,
     autocast=SAME,

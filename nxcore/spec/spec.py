@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
+from nxcore.spec.gradient import Gradient
 from nxcore.spec.precision import Precision, class_of
 from nxcore.spec.sample import ErrorCase, Sample
 
@@ -116,44 +117,6 @@ class Cost:
 
     bytes: int
     flops: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """The operator that computes the gradient of another.
-
-    Attributes
-    ----------
-    op : str
-        The backward operator's name.
-    args : callable
-        ``args(grad, mask, *arguments) -> tuple``: the backward operator's arguments, from the
-        incoming gradient, which tensors need one (a tuple of bool, sequences flattened), and the
-        forward arguments. A tensor that is not in ``saves`` comes as its ``TensorMeta``.
-    saves : tuple of str
-        The parameters that are saved for the backward pass.
-    forward : str
-        The operator that runs in place of this one where a gradient is needed. It takes the first of the
-        same arguments and returns a tuple: the result, and tensors to save for the backward pass, which
-        ``args`` receives after the forward arguments. Empty where nothing more is saved.
-    keeps : bool
-        The operator's own result is a tuple, and only its first tensor has a gradient. The others are saved
-        for the backward pass, and ``args`` receives them after the forward arguments.
-    covers : callable
-        ``covers(*arguments) -> bool``: whether ``op`` computes the gradient of this call; if not, torch does.
-
-    Examples
-    --------
-    >>> nxcore.ops.sum.spec.gradient.op
-    'sum_backward'
-    """
-
-    op: str
-    args: Callable[..., tuple[Any, ...]]
-    saves: tuple[str, ...] = ()
-    forward: str = ""
-    keeps: bool = False
-    covers: Callable[..., bool] = lambda *_: True
 
 
 @dataclass(frozen=True, slots=True)

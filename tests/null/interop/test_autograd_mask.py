@@ -14,6 +14,7 @@ def test_the_backward_kernel_runs_and_gets_the_mask():
     seen = []
 
     def note(*args):
+        assert not torch.is_grad_enabled()
         seen.append(args)
         return fakes.SPECS["softmax_sum_backward"].reference(*args)
 
@@ -27,9 +28,6 @@ def test_the_backward_kernel_runs_and_gets_the_mask():
     result = op([x, y], w)
     result.sum().backward()
     assert seen[-1][3] == (True, False, True)
-    assert all(
-        not isinstance(v, torch.Tensor) or not v.requires_grad or v.is_leaf for v in fakes.leaves(seen[-1])
-    )
 
 
 LARGE, SMALL = 2**19, 4

@@ -175,6 +175,8 @@ def test_memory_is_flat(path):
     assert peak() - before <= 1024, "kilobytes"
 
 
+# Torch's compiler looks at the gradient of each saved tensor, such as the copy of a leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 class TestCompiledAutograd:
     """``torch._dynamo.compiled_autograd`` makes a graph of a backward pass, in which our node is a call."""
 
