@@ -99,6 +99,7 @@ LATER = (
     "tests/null/cli/test_bench_command.py::test_a_size_class_has_its_minimum_and_its_aim",
     "tests/null/cli/test_cli.py::test_no_command_warns_of_numpy",
     "tests/null/cli/test_doctor_command.py",
+    "tests/null/cli/test_odd_files.py",
     "tests/null/cli/test_terminal.py::test_the_operators_fit_a_terminal",
     "tests/null/interop/test_autograd.py",
     "tests/null/interop/test_library.py",

@@ -212,13 +212,16 @@ def test_the_site_that_is_built(tmp_path):
     """No sources, an index of each folder, no file that takes seconds to load; its report needs two files."""
     pytest.importorskip("mkdocs", reason="of the extra `docs`")
     pytest.importorskip("plotly", reason="of the extra `docs`")
-    for folder in ("docs/__pycache__", "docs/template/__pycache__"):
-        (ROOT / folder).mkdir(exist_ok=True)
-        (ROOT / folder / "left.cpython-311.pyc").touch()  # as a run of a script leaves them
+    left = [ROOT / folder / "__pycache__" / "left.pyc" for folder in ("docs", "docs/template")]
+    for path in left:  # as a run of a script leaves it
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    for path in left:
+        path.unlink()
     assert done.returncode == 0, done.stderr
     files = [path for path in site.rglob("*") if path.is_file()]
     assert len(files) > 100

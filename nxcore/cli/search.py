@@ -149,6 +149,10 @@ def operations(text: str) -> tuple[str, ...]:
     return names
 
 
+IMAGES = {"data": str, "root": str | None, "seed": int, "side": int | None}
+"""What a search was asked for that its images follow from."""
+
+
 def resumed(folder: Path, device: str | None) -> Trainer:
     """Return a search as it was after its last epoch."""
     from nxcore.errors import InvalidInputError
@@ -157,8 +161,16 @@ def resumed(folder: Path, device: str | None) -> Trainer:
 
     if not (folder / CHECKPOINT).is_file() or not (folder / ASKED).is_file():
         raise InvalidInputError(f"resume must be the folder of a search, got {folder}", argument="resume")
-    asked = decoded((folder / ASKED).read_text(encoding="utf-8"))
-    found, at = images(asked, device)
+    try:
+        asked = decoded((folder / ASKED).read_text(encoding="utf-8"))
+        which = {name: asked[name] for name in IMAGES}
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"{folder / ASKED} must be a search's: {type(error).__name__}: {error}"
+        raise InvalidInputError(why, argument="resume") from error
+    if odd := [name for name, kinds in IMAGES.items() if not isinstance(which[name], kinds)]:
+        why = f"{folder / ASKED} must be a search's, got {odd[0]} {which[odd[0]]!r}"
+        raise InvalidInputError(why, argument="resume")
+    found, at = images(which, device)
     return Trainer.restore(folder / CHECKPOINT, found, device=at)
 
 

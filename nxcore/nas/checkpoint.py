@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nxcore.errors import InvalidInputError
+from nxcore.errors import FOREIGN, InvalidInputError
 from nxcore.store.encoding import encoded
 
 if TYPE_CHECKING:
@@ -34,11 +34,16 @@ def read(path: str | Path) -> dict[str, Any]:
     InvalidInputError
         If the file has another format.
     """
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if state.get("format") != FORMAT:
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FOREIGN as error:  # torch and pickle raise many types for a file of another kind
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidInputError(
-            f"{path} must have format {FORMAT}, got {state.get('format')}", argument="path"
-        )
+            f"{path} must be a checkpoint of a search: {said}", argument="path"
+        ) from error
+    found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if found != FORMAT:
+        raise InvalidInputError(f"{path} must have format {FORMAT}, got {found}", argument="path")
     return state
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -299,6 +300,14 @@ def test_a_record_goes_on_where_it_was_broken_off(tmp_path):
     assert other.done == {}, "another question"
     assert [line["record"] for line in read(path)].count("head") == 2
     assert len(rows(read(path))) == 3
+
+
+def test_every_committed_record_is_read():
+    """Records of all ages: what a line must have hasn't grown."""
+    results = Path(__file__).parents[3] / "benchmarks" / "results"
+    paths = [path for path in results.rglob("*.jsonl") if '"record": "head"' in path.read_text("utf-8")]
+    assert len(paths) > 10
+    assert sum(len(read(path)) for path in paths) > 5000
 
 
 def test_what_is_no_record_is_an_error(tmp_path):

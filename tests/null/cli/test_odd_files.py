@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nxcore import cli
 from nxcore import session as sessions
@@ -93,6 +94,30 @@ def test_a_file_that_a_command_cannot_take_is_said_in_a_line(command, content, t
     assert all(len(line) < 2000 for line in errors.splitlines())
     if status == 2:
         assert errors.strip()
+
+
+ASKED = b'{"data": "digits", "root": null, "seed": 0, "side": null}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("search.json", content) for content in ODD.values() if isinstance(content, bytes)),
+        ("search.json", ASKED.replace(b"0", b'"x"')),
+        ("search.json", ASKED.replace(b'"digits"', b"3")),
+        *(("checkpoint.pt", content) for content in ODD.values() if isinstance(content, bytes)),
+        ("checkpoint.pt", Path(__file__).read_bytes()),
+        ("checkpoint.pt", "saved"),
+    ],
+)
+def test_a_folder_that_is_no_search_is_not_resumed(name, content, tmp_path, monkeypatch, capsys):
+    (tmp_path / "search.json").write_bytes(ASKED)
+    torch.save([1], tmp_path / "checkpoint.pt")
+    if content != "saved":
+        (tmp_path / name).write_bytes(content)
+    status, _, errors = ended(monkeypatch, capsys, ["search", "--resume", str(tmp_path)])
+    assert status == 2, errors
+    assert len(errors.splitlines()) == 1, errors
 
 
 @pytest.mark.parametrize(
