@@ -5,7 +5,6 @@ They take methods of classes, torch's own functions and the environment for fixe
 
 from __future__ import annotations
 
-import operator
 import os
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,27 +45,40 @@ class Names:
     def __init__(self, model: nn.Module, graph: fx.GraphModule, others: Iterable[object] = ()) -> None:
         found = [*_classes(map(type, model.modules())), *_classes(map(type, others))]
         self._classes = list(dict.fromkeys(found))
-        held: list[Held] = _functions(graph)
-        for space in (*self._classes, nn.functional):
-            own = vars(space)
-            held += [(own, name, own[name]) for name in own if _code(own[name])]
-        self._where = [where for where, _, _ in held]
-        self._names = [name for _, name, _ in held]
-        self._values = [value for _, _, value in held]
-        self._sizes = [*map(len, map(vars, self._classes))]
-        methods = {node.target for node in graph.graph.nodes if node.op == "call_method"}
-        self._methods = {str(name): getattr(torch.Tensor, str(name), None) for name in methods}
-        self._environment = os.environ.copy()
+        self._spaces = [*map(vars, (*self._classes, nn.functional))]
+        self._functions, self._held = _functions(graph), list[Held]()
+        for own in self._spaces:
+            self._held += [(own, name, own[name]) for name in own if _code(own[name])]
+        self._places = self._now()
+        methods = {str(node.target) for node in graph.graph.nodes if node.op == "call_method"}
+        self._methods = [(name, getattr(torch.Tensor, name, None)) for name in methods]
+        self._environment = dict(_environment())
 
     def holds(self) -> bool:
-        """Return whether all names have these values still."""
-        found = [where.get(name) for where, name in zip(self._where, self._names, strict=True)]
+        """Return whether all names have these values still.
+
+        Each call needs it. So values are compared by their numbers first, of which there are hundreds.
+        """
+        if (places := self._now()) != self._places:
+            if [*map(len, places)] != [*map(len, self._places)]:
+                return False
+            if any(where.get(name) is not value for where, name, value in self._held):
+                return False
+            self._places = places  # other values than code have changed, which dynamo guards
         return (
-            all(map(operator.is_, found, self._values))
-            and [*map(len, map(vars, self._classes))] == self._sizes
-            and all(getattr(torch.Tensor, name, None) is value for name, value in self._methods.items())
-            and os.environ == self._environment
+            all(getattr(torch.Tensor, name, None) is value for name, value in self._methods)
+            and all(where.get(name) is value for where, name, value in self._functions)
+            and _environment() == self._environment
         )
+
+    def _now(self) -> list[list[int]]:
+        return [[*map(id, own.values())] for own in self._spaces]
+
+
+def _environment() -> Mapping[Any, Any]:
+    """Return the environment as the process has it: to decode it takes longer than all else here."""
+    found: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+    return found
 
 
 def _code(value: object) -> bool:
