@@ -10,8 +10,8 @@ import hashlib
 from pathlib import Path
 
 from nxcore.store import owner
-from nxcore.store.encoding import encoded
-from nxcore.store.files import parsed, replace_file
+from nxcore.store.encoding import decoded, encoded
+from nxcore.store.files import replace_file
 from nxcore.store.owner import ForeignError
 
 MOST = 1 << 30
@@ -55,7 +55,7 @@ def compiled_file(path: Path) -> Path | None:
     True
     """
     try:
-        seal = parsed(owner.read_owned(_seal(path), SEAL).decode())
+        seal = decoded(owner.read_owned(_seal(path), SEAL).decode())
         digest = str(seal["sha256"])
         found = _named(path, digest)
         if hashlib.sha256(owner.read_owned(found, MOST)).hexdigest() == digest:

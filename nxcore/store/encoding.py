@@ -10,6 +10,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+DEPTH = 32
+"""The deepest nesting of a document."""
+
+DIGITS = 20
+"""The most characters of a whole number: no shape, count or date has more."""
+
+
+def _bounded(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"it holds a number of {len(text)} digits")
+    return int(text)
+
+
+DECODER = json.JSONDecoder(parse_int=_bounded)
+
 
 def encoded(
     data: Any,
@@ -61,7 +76,7 @@ def decoded(text: str) -> Any:
     Raises
     ------
     ValueError
-        If it isn't JSON, or is nested too deeply to be read.
+        If it isn't JSON, holds a whole number of more than 64 bits, or is nested more than ``DEPTH`` deep.
 
     Examples
     --------
@@ -69,9 +84,22 @@ def decoded(text: str) -> Any:
     {'error': None}
     """
     try:
-        return json.loads(text)
+        found = DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if text.count("[") + text.count("{") > DEPTH:
+        _require_flat(found)
+    return found
+
+
+def _require_flat(found: Any) -> None:
+    level = [found]
+    for _ in range(DEPTH):
+        inner = (v for value in level for v in (value.values() if isinstance(value, dict) else value))
+        level = [value for value in inner if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEPTH} deep")
 
 
 def _finite(value: Any, default: Callable[[Any], Any] | None) -> Any:

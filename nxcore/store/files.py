@@ -22,7 +22,7 @@ from typing import Any
 
 from nxcore.settings import cache_folder
 from nxcore.store import owner
-from nxcore.store.encoding import encoded
+from nxcore.store.encoding import DECODER, decoded, encoded
 from nxcore.store.owner import ForeignError, StoreWarning
 
 VERSION = "v1"
@@ -45,37 +45,7 @@ IN_MEMORY = "measurements stay in memory. Set NXCORE_CACHE to another folder"
 
 Document = dict[str, Any]
 
-DIGITS = 20
-"""The most characters of a whole number: no shape, count or date has more."""
-
 _SORTED = json.JSONEncoder(sort_keys=True)
-
-
-def _bounded(text: str) -> int:
-    if len(text) > DIGITS:
-        raise ValueError(f"holds a number of {len(text)} digits")
-    return int(text)
-
-
-DECODER = json.JSONDecoder(parse_int=_bounded)
-
-
-def parsed(text: str) -> Any:
-    """Return what JSON describes.
-
-    Raises
-    ------
-    ValueError
-        If it is none, or holds a whole number of more than 64 bits.
-    RecursionError
-        If it is nested too deeply.
-
-    Examples
-    --------
-    >>> parsed('{"op": "add"}')
-    {'op': 'add'}
-    """
-    return DECODER.decode(text)
 
 
 class Store:
@@ -230,7 +200,7 @@ class Store:
 
     def _load(self, path: str | Path) -> tuple[Document, Document] | None:
         try:
-            found = parsed(owner.read_owned(path, LIMIT).decode())
+            found = decoded(owner.read_owned(path, LIMIT).decode())
             if not isinstance(found, dict):
                 raise TypeError(f"holds {type(found).__name__}, not an object")
             key, value = found.get("key"), found.get("value")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from nxcore.store.encoding import encoded
-from nxcore.store.files import DECODER, Document, parsed
+from nxcore.store.encoding import DECODER, decoded, encoded
+from nxcore.store.files import Document
 
 FORMAT, ENTRIES = '{"format":', '"entries":['
 """How the first line begins, and how a line ends after which an environment's entries follow."""
@@ -39,7 +39,7 @@ class Line(Sequence[Document]):
 
     def __iter__(self) -> Iterator[Document]:
         try:
-            found = parsed(self._text)
+            found = decoded(self._text)
             key, page = found["key"], found["page"]
         except (ValueError, RecursionError, KeyError, TypeError):
             key, page = {}, {}
@@ -61,7 +61,7 @@ def lines(text: str) -> list[tuple[Document, list[tuple[Document, Line]]]] | Non
     first, *rest = text.rstrip("\n").split("\n")
     found: list[tuple[Document, list[tuple[Document, Line]]]] = []
     try:
-        if not first.startswith(FORMAT) or "format" not in parsed(first + "]}"):
+        if not first.startswith(FORMAT) or "format" not in decoded(first + "]}"):
             return None
         for line in rest:
             if line.startswith(KEY) and found:
@@ -70,7 +70,7 @@ def lines(text: str) -> list[tuple[Document, list[tuple[Document, Line]]]] | Non
                     return None
                 found[-1][1].append((key, Line(line.rstrip(","))))
             elif line.endswith(ENTRIES):
-                found.append((dict(parsed(line + "]}")["facts"]), []))
+                found.append((dict(decoded(line + "]}")["facts"]), []))
             elif line.strip("]},"):
                 return None
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -6,6 +6,7 @@ A line has the key of the problem's page in wisdom, and ``count``, its number of
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,15 @@ from nxcore.errors import InvalidInputError
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.spec import OpSpec
 from nxcore.store.encoding import decoded
+from nxcore.store.owner import given
+
+LIMIT = 1 << 30
+"""The most bytes of a recording."""
 
 NUMBERS = {kind.__name__: kind for kind in (int, float, bool, complex)}
+UNMADE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError, StopIteration)
+"""Errors of a line that describes no problem; a line that is nested too deeply raises a RuntimeError."""
+
 KINDS = (torch.dtype, torch.memory_format, torch.layout)
 """The classes of torch that a static parameter may have, written by ``str()``."""
 
@@ -33,9 +41,9 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         If the file can't be read, or isn't such a file.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = given(path, LIMIT).decode().splitlines()
     except OSError as error:
-        raise InvalidInputError(f"{path} can't be read: {error.strerror}") from None
+        raise InvalidInputError(f"{path} can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path} isn't text: {error}") from None
     for number, text in enumerate(lines, 1):
@@ -63,9 +71,10 @@ def described(spec: OpSpec, line: Mapping[str, Any]) -> Problem:
             for p in spec.params
         )
         return Problem(spec, args, bool(line["needs_grad"]), bool(line["aliased"]))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration) as error:
+    except UNMADE as error:
         why = f"{type(error).__name__}: {error}"
-        raise InvalidInputError(f"{spec.name}: a problem can't be made of {str(line)[:80]}: {why}") from None
+        shown = reprlib.repr(line)[:80]
+        raise InvalidInputError(f"{spec.name}: a problem can't be made of {shown}: {why}") from None
 
 
 def moved(problem: Problem, device: torch.device) -> Problem:

@@ -12,8 +12,8 @@ from typing import Any
 from nxcore.errors import InvalidInputError
 from nxcore.measure.collection import no_collection
 from nxcore.store import owner
-from nxcore.store.encoding import encoded
-from nxcore.store.files import Document, Store, parsed
+from nxcore.store.encoding import decoded, encoded
+from nxcore.store.files import Document, Store
 from nxcore.store.lines import lines
 from nxcore.store.owner import StoreWarning
 from nxcore.store.pages import FOREIGN, page
@@ -205,7 +205,7 @@ def document_of(environments: Mapping[str, Document], pages: Pages) -> Document:
 def read_json(path: Path, opening: Callable[[Path, int], bytes] = owner.given) -> Document:
     """Return the object that a file holds, or raise; ``opening`` judges whose file it is."""
     try:
-        found = parsed(opening(path, LIMIT).decode())
+        found = decoded(opening(path, LIMIT).decode())
     except OSError as error:
         raise InvalidInputError(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

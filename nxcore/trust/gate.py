@@ -360,6 +360,6 @@ def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | No
     if document is None or {name: document.get(name) for name in make} != make:
         return None
     error, layouts = document.get("error"), document.get("layouts")
-    if not isinstance(error, int | float) or not isinstance(layouts, list):
+    if not isinstance(error, int | float) or not error >= 0 or not isinstance(layouts, list):
         return None
     return Held(None, float(error), tuple(map(str, layouts)))

@@ -209,7 +209,7 @@ def _kept(document: Document | None, state: Callable[[str], list[int]]) -> Ident
         if any(state(path) != then for path, then in document["files"].items()):
             return None
         return Identity(str(document["kernel"]), str(document["verified"]))
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         return None
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from nxcore.errors import InvalidInputError
-from nxcore.store import compiled, files, owner, transfer
+from nxcore.store import compiled, owner, transfer
+from nxcore.store.encoding import decoded
 from nxcore.store.files import Store, toolkit_folder
 from nxcore.store.lock import Lock
 from nxcore.store.owner import ForeignError, StoreWarning
@@ -321,4 +322,4 @@ def test_a_toolkits_folder_that_others_may_write_is_none(folder, monkeypatch):
 
 def test_a_number_of_many_digits_is_no_json():
     with pytest.raises(ValueError, match="holds a number of 401 digits"):
-        files.parsed(str(10**400))
+        decoded(str(10**400))
