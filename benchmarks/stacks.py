@@ -19,10 +19,10 @@ EVERY_S = 0.01
 
 PHASES = (
     ("nxcore/choose/pairs.py", "measure", "pair"),
-    ("nxcore/measure/race.py", "_warm_up", "warm up"),
-    ("nxcore/measure/race.py", "_require_current_stream", "warm up"),
-    ("nxcore/measure/race.py", "_cuda_block", "blocks"),
-    ("nxcore/measure/race.py", "_cpu_block", "blocks"),
+    ("nxcore/measure/lane.py", "warm_up", "warm up"),
+    ("nxcore/measure/lane.py", "require_current_stream", "warm up"),
+    ("nxcore/measure/lane.py", "cuda_block", "blocks"),
+    ("nxcore/measure/lane.py", "cpu_block", "blocks"),
     ("nxcore/measure/race.py", "race", "race"),
     ("nxcore/choose/ahead.py", "compiled", "wait for workers"),
     ("nxcore/choose/prune.py", "shortlist", "prune"),

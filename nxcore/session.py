@@ -217,9 +217,7 @@ class Session:
         """Return the explanation of ``choice`` for ``problem``, with the origin of its figures."""
         decision = choice.decision
         if exploring := exploration(choice.call):
-            done, most = exploring.progress
-            reason = f"{decision.reason}: {done} of at most {most} rounds are complete"
-            decision = replace(decision, reason=reason)
+            decision = replace(decision, reason=f"{decision.reason}: {exploring.progress}")
         origin = self.chooser.recall.origin(problem, decision)
         return Explanation(problem, decision, origin, self.tuner.fixes(problem), pair)
 

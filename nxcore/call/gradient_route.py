@@ -26,7 +26,7 @@ from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
 from nxcore.context import announce, capturing, in_force
 from nxcore.interop import internals
 from nxcore.interop.autograd import Differentiable
-from nxcore.measure.race import Clock
+from nxcore.measure.lane import Clock
 from nxcore.spec.problem import Problem
 
 BRIDGE_US: Mapping[str, float] = MappingProxyType({"cpu": 13.0, "cuda": 32.0})
@@ -271,7 +271,7 @@ class Crossing:
 
 
 class Counted:
-    """Torch's own call, which counts for an exploration whose calls take no turns.
+    """Torch's own call, with which a problem is explored whose kernels serve none of its calls.
 
     Parameters
     ----------
@@ -279,6 +279,8 @@ class Counted:
         The exploration; it begins after enough calls.
     reference : callable
         Torch's own.
+    takes : int
+        How many of the call's arguments the kernels take, the first ones.
     clock : callable
         Returns nanoseconds; a test may replace it.
 
@@ -288,27 +290,38 @@ class Counted:
         Takes the operator's arguments, all positional.
     """
 
-    def __init__(self, explored: Exploration, reference: Call, clock: Clock = time.perf_counter_ns) -> None:
-        self._explored, self._reference, self._clock = explored, reference, clock
-        explored.apart = True
-        self._steps = (self._meet,)  # kept, since a switch's target must outlive calls of it in other threads
+    def __init__(
+        self, explored: Exploration, reference: Call, takes: int, clock: Clock = time.perf_counter_ns
+    ) -> None:
+        self._explored, self._reference, self._takes, self._clock = explored, reference, takes, clock
+        # Kept, since a switch's target must outlive calls of it in other threads.
+        self._steps = (self._meet, self._race)
         self._switch = Switch(self, self._steps[0])
         self.call = self._switch.call
+        explored.watch(self)
+        if explored.known:
+            self.turn()
 
     @property
     def over(self) -> bool:
         """Whether the exploration has ended."""
         return self._explored.over
 
+    def turn(self) -> None:
+        """Race while the exploration does."""
+        races = self._explored.engaged and not self._explored.over
+        self._switch.to(self._steps[1] if races else self._reference)
+
     def _meet(self, *args: Any) -> Any:
         began = self._clock()
         result = self._reference(*args)
         self._explored.heat.note(began, self._clock())
-        if self._explored.known:
-            self._switch.to(self._reference)
-        else:
-            self._explored.met()
+        self._explored.met()
         return result
+
+    def _race(self, *args: Any) -> Any:
+        self._explored.advance(args[: self._takes], serves=False)
+        return self._reference(*args)
 
 
 def gain_us(choice: Choice, half_us: float) -> float:

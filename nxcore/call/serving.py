@@ -86,7 +86,7 @@ class Joiner:
         if served is not operator and (choice.native or self.unlearnt(inner, choice)):
             explored = exploration(choice.call)
             torchs = operator.spec.reference  # whose own autograd saves its tensors
-            return Counted(explored, torchs).call if explored and not explored.known else torchs
+            return Counted(explored, torchs, len(inner_args)).call if explored else torchs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
         call = call if served is operator else of_the_first(call, len(inner_args))
@@ -104,16 +104,15 @@ class Joiner:
         return inner, Problem.of(inner.spec, inner_args), inner_args
 
     def unlearnt(self, inner: Problem, choice: Choice) -> str:
-        """Return why the calls don't take turns although the choice says so; empty if they do.
+        """Return why kernels serve none of the calls in which they are raced; empty if they do.
 
-        Torch's fastest way can't take part if it returns another result, so kernels would have a slower
-        rival. They are raced in the background.
+        Torch's fastest way can't serve such a call if it returns another result.
         """
         if exploration(choice.call) is None or not inner.spec.yardsticks:
             return ""
         ways = " and ".join(inner.spec.yardsticks)
         why = f"torch's {ways} returns another result than nxcore's gradient needs"
-        return f"its kernels are raced in the background, its calls take no turns: {why}"
+        return f"its kernels are raced in its calls, and torch serves these: {why}"
 
     def _differentiable(
         self,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from nxcore.errors import MeasurementError, VerificationError, present
-from nxcore.measure.decision import Candidate, Decision, decide, winners
+from nxcore.measure import race
+from nxcore.measure.decision import Candidate, Decision, decide, settled, winners
 from nxcore.measure.timing import REGIMES, Regime, Timing
 from nxcore.registry.reference import TorchKernel
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
@@ -212,6 +213,17 @@ def carry_out(decision: Decision, entries: Sequence[Contender]) -> Choice:
 def timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> list[Candidate]:
     """Return candidates with their timings, None for those without."""
     return [replace(c, timing=timings.get(c.label)) for c in candidates]
+
+
+def settles(problem: Problem, candidates: Sequence[Candidate], effort: race.Effort) -> race.Settled:
+    """Return what tells of timings whether it is settled which candidates are faster than torch."""
+    rows = regimes(problem)
+
+    def clear(seen: Mapping[str, Timing]) -> bool:
+        by_far = effort.ahead(seen)
+        return settled(timed(candidates, seen), seen.get(AGAIN), rows, race.left(seen), by_far=by_far)
+
+    return clear
 
 
 def private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from nxcore.choose.contenders import (
     decided,
     left_out,
     private_out,
-    regimes,
+    settles,
     timed,
     try_once,
     turned_down,
@@ -39,7 +39,7 @@ from nxcore.errors import (
     present,
 )
 from nxcore.measure import race
-from nxcore.measure.decision import Candidate, Decision, settled
+from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
 from nxcore.registry.registry import Registry
 from nxcore.settings import Settings
@@ -371,16 +371,16 @@ class Tuner:
         failed: Callable[[str, Exception], None],
     ) -> Mapping[str, Timing]:
         """Time calls by label, until it is settled which are faster than torch."""
-        effort, rows = self.effort, regimes(problem)
-
-        def clear(seen: Mapping[str, Timing]) -> bool:
-            faster = effort.ahead(seen)
-            return settled(timed(candidates, seen), seen.get(AGAIN), rows, race.left(seen), by_far=faster)
-
         rivals = frozenset(c.label for c in candidates if c.native)
         with torch.no_grad():
             return race.race(
-                calls, problem.device, effort=effort, rivals=rivals, again=AGAIN, settled=clear, failed=failed
+                calls,
+                problem.device,
+                effort=self.effort,
+                rivals=rivals,
+                again=AGAIN,
+                settled=settles(problem, candidates, self.effort),
+                failed=failed,
             )
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:

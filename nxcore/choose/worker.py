@@ -48,8 +48,18 @@ from nxcore.trust.gate import Gate, brief
 LOOKS, LOOK_S = 3, 0.25
 """How often a worker finds how busy a device is, and the seconds between."""
 
-NICE = 19
-"""The niceness of a worker: a core that the program wants is the program's."""
+
+class Niceness:
+    """The niceness of this process, relative to the program's; it only grows."""
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    def raise_to(self, wanted: int) -> None:
+        """Have at least this niceness from now on."""
+        if wanted > self._now:
+            os.nice(wanted - self._now)
+            self._now = wanted
 
 
 def done(tuner: Tuner, task: dict[str, Any]) -> str:
@@ -191,7 +201,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program that is interrupted
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)  # what toolkits print is no answer
-        os.nice(NICE)
+        niceness = Niceness()
+        niceness.raise_to(int(sys.argv[1]))
         settings = Settings.from_environment()
         if settings.native:
             native.found()  # verdicts of one path of calls don't count on the other
@@ -213,7 +224,9 @@ def main() -> int:
 
         threading.Thread(target=read, daemon=True).start()
         while True:
-            answers.write(encoded(_answered(tasks.get(), tuner, surveyor, turn)) + "\n")
+            task = tasks.get()
+            niceness.raise_to(task["nice"])
+            answers.write(encoded(_answered(task, tuner, surveyor, turn)) + "\n")
 
 
 if __name__ == "__main__":

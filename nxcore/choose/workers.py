@@ -1,4 +1,4 @@
-"""Workers: processes of low priority that compile and verify kernels, while the program goes on.
+"""Workers: processes that compile and verify kernels, while the program goes on.
 
 A worker is a Python of its own, started by a command: a program's main module is never run again. It reads
 one task a line and answers with one line; what it compiled and verified lies on disk, where the program finds
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,16 @@ SEVERAL = 2
 
 BESIDE = 0.02
 """The share of a worker's processor time that is taken to delay the program: an assumption."""
+
+FULL_S = 12.0
+"""Seconds of processor time for which workers have the program's priority: two kernels from an empty cache.
+
+Beside a program with as many threads as cores a process of low priority gets no processor: what it was to
+compile within seconds isn't there after minutes.
+"""
+
+LOW, LOWEST = 10, 19
+"""The niceness of workers after that, a tenth of a core that the program wants; and of one that measures."""
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -66,6 +77,8 @@ class Workers:
         The most workers at once.
     patience, idle, affords
         See ``PATIENCE_S`` and ``IDLE_S``; ``affords()`` is whether another task may begin now.
+    full, low
+        See ``FULL_S`` and ``LOW``.
 
     Attributes
     ----------
@@ -82,7 +95,10 @@ class Workers:
         patience: float = PATIENCE_S,
         idle: float = IDLE_S,
         affords: Callable[[], bool] = lambda: True,
+        full: float = FULL_S,
+        low: int = LOW,
     ) -> None:
+        self._spent, self._full, self._low = 0.0, full, low
         self._command, self._environment, self.most = tuple(command), dict(environment), most
         self._patience, self._idle_s, self.affords = patience, idle, affords
         self._lock, self._tasks, self._workers = threading.Lock(), list[Task](), list[Process]()
@@ -122,11 +138,21 @@ class Workers:
 
     def add(self, task: Task) -> None:
         """Have a worker do a task."""
+
+        def answered(answer: Answer) -> None:
+            self._spent += answer.seconds
+            task.answered(answer)
+
         with self._lock:
-            self._tasks.append(task)
+            self._tasks.append(replace(task, answered=answered))
             if self.thread is None and threading.main_thread().is_alive():
                 self.thread = threading.Thread(target=self._work, name="nxcore's workers")
                 self.thread.start()
+
+    @property
+    def nice(self) -> int:
+        """The niceness of a worker now, relative to the program's."""
+        return self._low if self._spent >= self._full else 0
 
     def withdrawn(self) -> bool:
         """Drop all tasks, unless one was begun; return whether they are."""
@@ -193,12 +219,12 @@ class Workers:
                 self._tasks.remove(task)
             if free is None:
                 try:
-                    free = Process(self._command, self._environment)
+                    free = Process((*self._command, str(self.nice)), self._environment)
                 except OSError as error:
                     task.answered(Answer(f"no worker could be started: {error}"))
                     continue
                 self._workers.append(free)
-            free.give(task)
+            free.give(replace(task, request={**task.request, "nice": self.nice}))
 
 
 def cores() -> int:
@@ -235,6 +261,8 @@ def allowed(settings: Settings) -> int:
 def environment(settings: Settings) -> dict[str, str]:
     """Return the environment variables of a worker: the same cache, and no GPU."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("NXCORE_LO")}
+    # Threads that wait for others would hold processors which the program wants.
+    found = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"} | found
     found |= {
         VISIBLE: "",
         "NXCORE_WORKERS": "0",
@@ -261,4 +289,5 @@ def measuring(settings: Settings, module: str) -> Workers | None:
         return None
     visible = {name: os.environ[name] for name in (VISIBLE,) if name in os.environ}
     given = {name: value for name, value in environment(settings).items() if name != VISIBLE}
-    return Workers(command(module), given | visible | {"NXCORE_WORKERS": str(most)}, 1)
+    own = given | visible | {"NXCORE_WORKERS": str(most)}
+    return Workers(command(module), own, 1, full=0.0, low=LOWEST)

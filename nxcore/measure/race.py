@@ -10,37 +10,38 @@ import contextlib
 import functools
 import math
 import random
-import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from nxcore.errors import MeasurementError
 from nxcore.measure.collection import no_collection
-from nxcore.measure.timing import REGIMES, Timing, duration
+from nxcore.measure.lane import (
+    HOST_S,
+    SAMPLES,
+    Clock,
+    Lane,
+    cpu_block,
+    cuda_block,
+    require_current_stream,
+    warm_up,
+)
+from nxcore.measure.timing import REGIMES, Timing
 from nxcore.spec import tally
-from nxcore.spec.device import current, synchronize
+from nxcore.spec.device import current
 
 ALONE: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 """The context of a race; in a process that measures beside the program, a turn on the device."""
 
-Clock = Callable[[], int]
 Settled = Callable[[Mapping[str, Timing]], bool]
 
-SAMPLE_S = 40e-6  # five samples make a block of at least 200 us
-EVENT_S = 50e-6  # shorter intervals suffer from the resolution of CUDA events
-HOST_CALLS = 200
-STUTTERS = 10  # attempts: a busy machine disturbs some of them, a side stream all
-HOST_S = 1.5e-3  # enough calls in a row, where each takes long
 DROP = 2.0  # a candidate this much slower than the fastest after DROP_AFTER blocks is dropped
 DROP_AFTER = 3
-COVERS = (1.25, 2.0)
-"""How long the device spins, relative to the time to enqueue: at first, and after that was too short once."""
-SAMPLES = ((1e-3, 5), (5e-3, 3))
-"""The samples of a block: five of calls shorter than a millisecond, three of less than five, else one."""
+
+FIRST_S = 0.01
+"""Seconds allowed to a hopeless candidate's first call besides, which may load, link or allocate."""
 
 SPIN_S = 1e-3
 """The most seconds for which a race beside the program lets the device spin, while the program waits too."""
@@ -65,10 +66,13 @@ class Effort:
     early : tuple of int
         Numbers of blocks before the first of ``looks`` after which ``settled`` is called, too. A race that
         ends there must be clear by far; see ``ahead``.
-    gpu_samples : tuple of (float, int)
-        As ``SAMPLES``, on CUDA, where no other program disturbs a sample.
+    samples, gpu_samples : tuple of (float, int)
+        As ``SAMPLES``, on the CPU, and on CUDA, where no other program disturbs a sample.
     host_s : float
         Seconds of calls in a row, on CUDA, of which a block has the host's time.
+    hopeless : float
+        A candidate whose second call of the warm-up takes so many times as long as the first's call leaves
+        the race; so does one whose first call takes the square of that.
     spin_s : float
         The most seconds for which the device spins while the host enqueues a sample.
     """
@@ -79,9 +83,11 @@ class Effort:
     compiled: int = 0
     drops: tuple[tuple[int, float], ...] = ((DROP_AFTER, DROP),)
     early: tuple[int, ...] = ()
+    samples: tuple[tuple[float, int], ...] = SAMPLES
     gpu_samples: tuple[tuple[float, int], ...] = SAMPLES
     host_s: float = HOST_S
     spin_s: float = math.inf
+    hopeless: float = math.inf
 
     def ahead(self, timings: Mapping[str, Timing]) -> bool:
         """Return whether a race with these timings would end before the first of ``looks``."""
@@ -100,22 +106,168 @@ IN_CALL = Effort(
 """The effort for the first call of a new problem."""
 
 
-@dataclass
-class _Lane:
-    """One candidate in a race; ``of`` is the label that the A/A row repeats."""
+class Race:
+    """Calls that are timed against each other, in interleaved blocks: at once, or in pieces.
 
-    call: Callable[[], Any]
-    of: str = ""
-    each_s: float = 0.0
-    repeats: int = 1
-    samples: int = 5
-    cover: float = COVERS[0]
-    device_us: list[float] = field(default_factory=list)
-    host_us: list[float] = field(default_factory=list)
+    Parameters
+    ----------
+    calls : mapping of str to callable
+        Label -> callable with the arguments of ``go``. All work must run on ``device``'s current stream.
+    device, rivals, again, settled, effort, clock, seed, suspect, failed
+        As ``race`` takes them.
+
+    Attributes
+    ----------
+    done : int
+        The number of complete blocks.
+    """
+
+    def __init__(
+        self,
+        calls: Mapping[str, Callable[..., Any]],
+        device: torch.device,
+        *,
+        rivals: frozenset[str] = frozenset(),
+        again: str = "",
+        settled: Settled = lambda _: False,
+        effort: Effort = Effort(),
+        clock: Clock = time.perf_counter_ns,
+        seed: int = 0,
+        suspect: bool = True,
+        failed: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        tally.raced()
+        self._lanes = {label: Lane(call) for label, call in calls.items()}
+        self._first, self._device, self._rivals, self._again = next(iter(calls)), device, rivals, again
+        self._settled, self._effort, self._clock = settled, effort, clock
+        self._suspect, self._failed = suspect, failed
+        self._run_block: Callable[[Lane, Clock], None] = cpu_block
+        if device.type == "cuda":
+            limits = {"host_s": effort.host_s, "spin_s": effort.spin_s}
+            self._run_block = functools.partial(cuda_block, device, **limits)
+        self._order, self._dice = list(self._lanes), random.Random(seed)
+        self.done, self._spent_s, self._began, self._steps = 0, 0.0, 0, self._blocks()
+        self._last: tuple[str, Any] | None = None
+
+    def go(self, *args: Any, seconds: float = math.inf) -> bool:
+        """Run blocks on these arguments for so many seconds, at least a step; return whether it is over.
+
+        A step is a call of the warm-up, or one candidate's part of a block. No argument is kept.
+
+        Raises
+        ------
+        MeasurementError
+            If a call's work isn't on the current stream, so that it can't be timed.
+        """
+        with ALONE(), tally.spent("timing"), no_collection(), current(self._device):
+            self._take(args)
+            before, self._began, self._last = self._spent_s, self._clock(), None
+            try:
+                for label in self._steps:
+                    lane = self._lanes[label]
+                    self._last = lane.of or label, lane.result
+                    if self._seconds - before >= seconds:
+                        return False
+            finally:
+                self._spent_s = self._seconds
+                self._take(())
+        return True
+
+    def taken(self) -> tuple[str, Any] | None:
+        """Return the kernel and the result of the last call, once; None where the last step has none."""
+        last, self._last = self._last, None
+        return last
 
     @property
-    def timing(self) -> Timing:
-        return Timing(tuple(self.device_us), tuple(self.host_us), self.of)
+    def own_s(self) -> float:
+        """The seconds of a call of the first, by its warm-up; infinite before it."""
+        return self._lanes[self._first].each_s or math.inf
+
+    @property
+    def timings(self) -> dict[str, Timing]:
+        """One value a block; a dropped candidate has fewer. The A/A row names the kernel it ``repeats``."""
+        return {label: lane.timing for label, lane in self._lanes.items()}
+
+    @property
+    def _seconds(self) -> float:
+        """The seconds that its pieces took, within one of them."""
+        return self._spent_s + (self._clock() - self._began) * 1e-9
+
+    def _take(self, args: tuple[Any, ...]) -> None:
+        for lane in self._lanes.values():
+            lane.take(args)
+
+    def _blocks(self) -> Iterator[str]:
+        """Warm up, and run blocks until all is settled; yield the label of each step."""
+        effort = self._effort
+        for label in tuple(self._order):
+            yield from self._warm_up(label)
+        if self._again:
+            self._enter_again()
+        for look in (*effort.early, *effort.looks):
+            while self.done < look:
+                self._dice.shuffle(self._order)
+                for label in tuple(self._order):
+                    if self._attempt(label, self._block):
+                        yield label
+                self.done += 1
+                for _, drop in (d for d in effort.drops if d[0] == self.done):
+                    kept = self._rivals | {self._again}
+                    self._order = _in_the_race(self._lanes, self._order, kept, drop)
+            if self._settled(self.timings):
+                return
+            if look >= effort.looks[0] and self._seconds > effort.budget_s:
+                return
+
+    def _warm_up(self, label: str) -> Iterator[str]:
+        """Warm a candidate up; a hopeless one leaves the race, with that time as its only block."""
+        lane, on_cuda = self._lanes[label], self._device.type == "cuda"
+        of_block = self._effort.gpu_samples if on_cuda else self._effort.samples
+        seconds = self._effort.warm_s / len(self._lanes)
+        steps = warm_up(lane, self._device, seconds, self._clock, of_block)
+        rival, limit = label == self._first or label in self._rivals, self._effort.hopeless
+        limits = [limit**2 * self.own_s + FIRST_S, limit * self.own_s]
+        more = True
+
+        def step(_label: str, _lane: Lane) -> None:
+            nonlocal more
+            more = next(steps, label) is None
+
+        while more:
+            if not self._attempt(label, step):
+                return
+            yield label
+            if not rival and lane.each_s > (limits.pop(0) if limits else math.inf):
+                lane.note(lane.each_s * 1e6)
+                self._order.remove(label)
+                return
+        if self._suspect and on_cuda and not rival:
+            self._attempt(label, self._require_current_stream)
+
+    def _enter_again(self) -> None:
+        among = (n for n in self._order if n in self._rivals or n == self._first)
+        best = min(among, key=lambda label: self._lanes[label].each_s)
+        self._lanes[self._again] = again = replace(self._lanes[best], of=best, device_us=[], host_us=[])
+        again.call = self._lanes[best].call
+        self._order.append(self._again)
+
+    def _attempt(self, label: str, step: Callable[[str, Lane], None]) -> bool:
+        """Do a step; return whether the candidate is still in the race."""
+        try:
+            step(label, self._lanes[label])
+        except Exception as error:
+            if self._failed is None or label == self._first:
+                raise
+            self._order.remove(label)
+            self._failed(self._lanes.pop(label).of or label, error)
+            return False
+        return True
+
+    def _require_current_stream(self, _label: str, lane: Lane) -> None:
+        require_current_stream(lane, self._device, self._clock)
+
+    def _block(self, _label: str, lane: Lane) -> None:
+        self._run_block(lane, self._clock)
 
 
 def race(
@@ -131,7 +283,7 @@ def race(
     suspect: bool = True,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time ``calls`` against each other, in interleaved blocks.
+    """Time ``calls`` against each other, in interleaved blocks, at once.
 
     Parameters
     ----------
@@ -169,51 +321,20 @@ def race(
     MeasurementError
         If a call's work isn't on the current stream, so that it can't be timed.
     """
-    tally.raced()
-    lanes = {label: _Lane(call) for label, call in calls.items()}
-    first = next(iter(lanes))
-    run_block = _cpu_block
-    if device.type == "cuda":
-        run_block = functools.partial(_cuda_block, device, host_s=effort.host_s, spin_s=effort.spin_s)
-    order, dice = list(lanes), random.Random(seed)
-
-    def attempt(label: str, step: Callable[[str, _Lane], None]) -> None:
-        try:
-            step(label, lanes[label])
-        except Exception as error:
-            if failed is None or label == first:
-                raise
-            order.remove(label)
-            failed(lanes.pop(label).of or label, error)
-
-    def prepare(label: str, lane: _Lane) -> None:
-        of_block = effort.gpu_samples if device.type == "cuda" else SAMPLES
-        _warm_up(lane, device, effort.warm_s / len(calls), clock, of_block)
-        if suspect and device.type == "cuda" and label != first and label not in rivals:
-            _require_current_stream(lane, device, clock)
-
-    with ALONE(), tally.spent("timing"), no_collection(), current(device):
-        started = clock()
-        for label in calls:
-            attempt(label, prepare)
-        if again:
-            best = min((n for n in order if n in rivals or n == first), key=lambda n: lanes[n].each_s)
-            lanes[again] = replace(lanes[best], of=best, device_us=[], host_us=[])
-            order.append(again)
-        done = 0
-        for look in (*effort.early, *effort.looks):
-            while done < look:
-                dice.shuffle(order)
-                for label in tuple(order):
-                    attempt(label, lambda _, lane: run_block(lane, clock))
-                done += 1
-                for _, drop in (d for d in effort.drops if d[0] == done):
-                    order = _in_the_race(lanes, order, rivals | {again}, drop)
-            if settled({label: lane.timing for label, lane in lanes.items()}):
-                break
-            if look >= effort.looks[0] and (clock() - started) * 1e-9 > effort.budget_s:
-                break
-    return {label: lane.timing for label, lane in lanes.items()}
+    found = Race(
+        calls,
+        device,
+        rivals=rivals,
+        again=again,
+        settled=settled,
+        effort=effort,
+        clock=clock,
+        seed=seed,
+        suspect=suspect,
+        failed=failed,
+    )
+    found.go()
+    return found.timings
 
 
 def left(timings: Mapping[str, Timing]) -> frozenset[str]:
@@ -223,7 +344,7 @@ def left(timings: Mapping[str, Timing]) -> frozenset[str]:
 
 
 def _in_the_race(
-    lanes: Mapping[str, _Lane], order: list[str], rivals: frozenset[str], drop: float
+    lanes: Mapping[str, Lane], order: list[str], rivals: frozenset[str], drop: float
 ) -> list[str]:
     first = next(iter(lanes))  # the baseline stays, since all others are compared with it
     kept = {first}
@@ -234,108 +355,3 @@ def _in_the_race(
         limits = {label: drop * (best_rival if label in rivals else best) for label in order}
         kept.update(label for label in order if medians[label] <= limits[label])
     return [label for label in order if label in kept]
-
-
-def _warm_up(
-    lane: _Lane,
-    device: torch.device,
-    seconds: float,
-    clock: Clock,
-    samples: tuple[tuple[float, int], ...] = SAMPLES,
-) -> None:
-    """Run for ``seconds``, then set the number of repeats of the call in one sample."""
-    lane.call()
-    synchronize(device)
-    started, calls = clock(), 0
-    while True:
-        lane.call()
-        synchronize(device)
-        calls += 1
-        spent = (clock() - started) * 1e-9
-        if spent >= seconds and calls >= 2:
-            break
-    each = max(spent / calls, 1e-9)
-    lane.each_s = each
-    lane.repeats = max(1, math.ceil((EVENT_S if device.type == "cuda" else SAMPLE_S) / each))
-    lane.samples = next((number for limit, number in samples if each < limit), 1)
-
-
-def _cpu_block(lane: _Lane, clock: Clock) -> None:
-    samples = []
-    for _ in range(lane.samples):
-        started = clock()
-        for _ in range(lane.repeats):
-            lane.call()
-        samples.append((clock() - started) / lane.repeats * 1e-3)
-    lane.device_us.append(statistics.median(samples))
-    lane.host_us.append(lane.device_us[-1])
-
-
-def _cuda_block(
-    device: torch.device, lane: _Lane, clock: Clock, host_s: float = HOST_S, spin_s: float = math.inf
-) -> None:
-    synchronize(device)
-    if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
-        expected_us = lane.host_us[-1] if lane.host_us else lane.each_s * 1e6
-        start, end, host_us = _cuda_sample(lane, expected_us, clock, spin_s)
-        samples = [(start, end)]
-    else:
-        calls, started = _host_calls(lane, host_s), clock()
-        for _ in range(calls):
-            lane.call()
-        host_us = (clock() - started) / calls * 1e-3
-        synchronize(device)
-        samples = [_cuda_sample(lane, host_us, clock, spin_s)[:2] for _ in range(lane.samples)]
-    synchronize(device)
-    lane.device_us.append(statistics.median(a.elapsed_time(b) * 1e3 / lane.repeats for a, b in samples))
-    lane.host_us.append(host_us)
-
-
-def _host_calls(lane: _Lane, host_s: float = HOST_S) -> int:
-    """Return the number of calls whose time on the host is taken together: three at least."""
-    return max(3, min(HOST_CALLS, 4 * lane.repeats + 10, math.ceil(host_s / lane.each_s)))
-
-
-def _cuda_sample(
-    lane: _Lane, host_us: float, clock: Clock, spin_s: float = math.inf
-) -> tuple[torch.cuda.Event, torch.cuda.Event, float]:
-    """Enqueue a sample; return the events around it, and the microseconds to issue one call."""
-    while True:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device spins while the host enqueues, so that the interval contains no launch gaps.
-        spin_us = min(lane.cover * host_us * lane.repeats, 1e6 * spin_s)
-        torch.cuda._sleep(int(spin_us * 2000))  # noqa: SLF001  cycles at about 2 GHz; the only spin torch has
-        start.record()
-        began = clock()
-        for _ in range(lane.repeats):
-            lane.call()
-        issued_us = (clock() - began) / lane.repeats * 1e-3
-        end.record()
-        # With the longer spin a call that waits for the device is timed with its gaps.
-        if not host_us or lane.cover == COVERS[-1] or not start.query():
-            return start, end, issued_us
-        lane.cover = COVERS[-1]
-
-
-def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> None:
-    """Refuse a call whose work runs on another stream: events on the current stream miss it.
-
-    Such work still runs once the current stream has ended. The wall time of the whole would tell as much
-    where no other program shares the device.
-    """
-    left, seen = math.inf, 0.0
-    for _ in range(STUTTERS):
-        synchronize(device)
-        start, end, _ = _cuda_sample(lane, 0.0, clock)
-        end.synchronize()
-        ended = clock()
-        synchronize(device)
-        total = (clock() - ended) * 1e-3
-        if total < left:
-            left, seen = total, start.elapsed_time(end) * 1e3
-        if left <= seen + 30 * lane.repeats + 100:
-            return
-    raise MeasurementError(
-        f"calls took {duration(seen)} on the current stream, and the device was busy for {duration(left)} "
-        "after that: their work runs on another stream"
-    )

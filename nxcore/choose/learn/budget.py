@@ -77,6 +77,13 @@ def until_the_end(seconds: float) -> bool:
     return main.is_alive()
 
 
+@dataclass
+class Cost:
+    """The cost of a block: of its seconds, ``saved`` ones would have been spent anyway."""
+
+    saved: float = 0.0
+
+
 class Pace:
     """Counts the cost of background work, and pauses it until the cost is within its share.
 
@@ -138,6 +145,16 @@ class Pace:
         with self._sum:
             self.spent += seconds
             self.charged += seconds
+
+    @contextlib.contextmanager
+    def spending(self) -> Iterator[Cost]:
+        """Charge the seconds of this block, except what is charged within it and what it saves."""
+        cost, began, told = Cost(), self._clock(), self.charged
+        try:
+            yield cost
+        finally:
+            spent = self._clock() - began - (self.charged - told) - cost.saved
+            self.charge(max(0.0, spent))
 
     def hold(self, seconds: float) -> None:
         """Have nothing be affordable for so many seconds from now."""

@@ -20,7 +20,8 @@ from nxcore.choose.learn.learner import Learner
 from nxcore.errors import FOREIGN, present
 from nxcore.measure import race
 from nxcore.measure.decision import MARGIN, NOISY, compare
-from nxcore.measure.race import SPIN_S, Clock, Effort
+from nxcore.measure.lane import Clock
+from nxcore.measure.race import SPIN_S, Effort
 from nxcore.spec.device import heed_no_capture
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import arguments

@@ -19,7 +19,7 @@ from nxcore.choose.survey import Survey
 from nxcore.choose.workers import POLL_S
 from nxcore.context import KernelWarning
 from nxcore.measure.decision import Decision
-from nxcore.measure.race import Clock
+from nxcore.measure.lane import Clock
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import brief
 
@@ -103,7 +103,7 @@ class Learner:
         backend, kernel = self.tuner.taking_part(problem.op)[0]
         self.pace.begin()
         exploration = Lesson(self, problem, serve).exploration
-        reason = "its first calls take turns between torch's own and the kernels that are ready"
+        reason = "its kernels are measured in its first calls, once they are ready"
         return Choice(Decision("torch", "exploring", reason), exploration.call, kernel, backend)
 
     def settle(self, timeout: float | None = None) -> None:

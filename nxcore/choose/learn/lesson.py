@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from nxcore.choose.ahead import announce, steps, with_code
 from nxcore.choose.contenders import (
@@ -18,23 +21,25 @@ from nxcore.choose.contenders import (
     check_result,
     decided,
     leaves_of,
+    settles,
     timed,
+    uncontested,
+    unmeasured,
     yardstick,
 )
-from nxcore.choose.learn.exploration import Check, Exploration
+from nxcore.choose.learn.exploration import PIECE_S, UNSERVED, Exploration, Piece
+from nxcore.choose.learn.watch import Watch
 from nxcore.choose.process import Answer
 from nxcore.choose.workers import BESIDE, SEVERAL, Workers
 from nxcore.context import KernelWarning
-from nxcore.errors import present
-from nxcore.measure.decision import Candidate, Decision, settled
-from nxcore.measure.timing import Timing
-from nxcore.spec import tally
+from nxcore.errors import DeviceLostError, VerificationError, present
+from nxcore.measure.decision import Candidate, Decision
+from nxcore.measure.race import Race
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import heed_no_capture
-from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
-from nxcore.store.problems import arguments
-from nxcore.trust.gate import brief, pausing
+from nxcore.trust.gate import brief, lost, pausing
 
 if TYPE_CHECKING:
     from nxcore.choose.learn.learner import Learner
@@ -47,10 +52,11 @@ KNOWN_S, VERIFIED_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.3, 0.25, 2.0, 0.01
 """Seconds allowed for a verified kernel on disk, for one that must be verified, for its toolkit's import, for
 a step of a kernel that must be compiled, and for a look at the times."""
 
-NO_TURNS = Refusal(Code.POLICY, "takes no turns: it returns another result than the operator")
+HOPELESS = 10.0
+"""A candidate leaves a race if its second call takes so many times torch's, or its first the square."""
 
-RACE_S = 0.5
-"""Seconds allowed for a race in the background."""
+SINGLE = ((1e-3, 5),)
+"""The samples of a block on the CPU: one of calls from a millisecond on, whose result is the caller's."""
 
 
 class Lesson:
@@ -75,13 +81,16 @@ class Lesson:
         self._learner, self._tuner, self._problem, self._serve = learner, learner.tuner, problem, serve
         self._entries: list[Contender] = []
         self._made: set[str] = set()
-        self._audited: dict[str, Callable[..., Any]] = {}  # plans whose first turn was audited
+        self._firsts: list[Contender] = []  # those that haven't run yet
+        self._audited: dict[str, Callable[..., Any]] = {}  # plans whose first run was audited
+        self._watched: dict[str, Watch] = {}
+        self._race: Race | None = None
+        self._unmeasured = ""
         self.exploration = Exploration(
             problem.spec.reference,
             problem.device,
             wanted=lambda: learner.preparing.add(self._prepare, self.exploration.heat.share),
-            look=lambda timings, last: learner.judging.add(lambda: self._judge(timings, last)),
-            failed=self._failed,
+            look=lambda: learner.judging.add(self._judge),
             pace=learner.pace,
             rests=lambda: learner.judging.add(self._rest),
             clock=learner.clock,
@@ -161,58 +170,109 @@ class Lesson:
         self._begin([self._from_disk(*of) or self._compiled(*of) for of in taking])
 
     def _begin(self, entries: list[Contender]) -> None:
-        """Let the kernels take turns, if there are at least two."""
+        """Race the kernels in the problem's calls, if there are at least two."""
         self._entries = entries
+        if sum(e.races for e in entries) < 2:
+            self._finish(self._stay())
+            return
+        self._firsts = [e for e in entries if e.races and not e.candidate.native]
+        self.exploration.stage = self._progress
+        self._learner.pace.rest(0.0)
+        self.exploration.begin(self._piece)
+
+    def _stay(self) -> Choice:
+        """Return torch's reference where nothing was raced."""
+        why = self._unmeasured or uncontested(self._problem, self._entries)
+        decision = Decision("torch", "reference", why, tuple(e.candidate for e in self._entries))
+        backend, kernel = self._tuner.taking_part(self._problem.op)[0]
+        return Choice(decision, self._problem.spec.reference, kernel, backend)
+
+    def _progress(self) -> str:
+        """Return how far the race is, as words."""
+        of = self._tuner.effort.looks[-1]
+        done = self._race.done if self._race else 0
+        return f"{done} of at most {of} rounds are complete"
+
+    def _piece(self, args: tuple[Any, ...]) -> Piece:
+        """Race a piece on a call's arguments: the first runs, then steps for a while."""
+        ends = time.monotonic() + PIECE_S
+        try:
+            with torch.no_grad():
+                while self._firsts:
+                    self._first(self._firsts.pop(), args)
+                    if time.monotonic() >= ends:
+                        return Piece(over=False)
+                race = self._race = self._race or self._prepared()
+                if race is None:
+                    return Piece(over=True)
+                over = race.go(*args, seconds=max(0.0, ends - time.monotonic()))
+        except Exception as error:
+            if reason := lost(self._problem.device):
+                first, *rest = (e.candidate.label for e in self._entries if e.races)
+                lost_by = {"op": self._problem.op, "kernel": first, "before": rest}
+                raise DeviceLostError(reason, sure=False, **lost_by) from error
+            self._unmeasured = unmeasured(error)
+            return Piece(over=True)
+        return Piece(over, self._served(race, args), race.own_s)
+
+    def _prepared(self) -> Race | None:
+        """Return the race of all that can serve; None if that is one."""
         racing = [e for e in self._entries if e.races]
         if len(racing) < 2:
-            why = "no kernel of another backend can run this call"
-            decision = Decision("torch", "reference", why, tuple(e.candidate for e in self._entries))
-            backend, kernel = self._tuner.taking_part(self._problem.op)[0]
-            self._finish(Choice(decision, self._problem.spec.reference, kernel, backend))
-            return
-        if self.exploration.apart:
-            self._race()
-            return
-        calls, checks = {}, {}
-        for e in racing:
-            calls[e.candidate.label], checks[e.candidate.label] = self._careful(e)
-        native = (e.candidate.label for e in racing if e.candidate.native)
-        tally.raced()
-        self.exploration.begin(calls, frozenset(native), AGAIN, checks)
+            return None
+        effort = replace(self._tuner.effort, samples=SINGLE, hopeless=HOPELESS)
+        return Race(
+            {e.candidate.label: present(e.call, "entry.call") for e in racing},
+            self._problem.device,
+            rivals=frozenset(e.candidate.label for e in racing if e.candidate.native),
+            again=AGAIN,
+            settled=settles(self._problem, [e.candidate for e in self._entries], effort),
+            effort=effort,
+            clock=self._learner.clock,
+            failed=self._failed,
+        )
 
-    def _race(self) -> None:
-        """Race the kernels, on arguments of their own."""
-        self._learner.pace.rest(RACE_S)
-        args = arguments(self._problem)
-        before = self._learner.recall.before(self._problem)
-        decision, again = self._tuner.measured(self._problem, args, self._entries, before)
-        choice = replace(carry_out(decision, self._entries), again=again)
-        self._finish(self._learner.recall.kept(self._problem, args, choice, "online"))
+    def _served(self, race: Race, args: tuple[Any, ...]) -> Any:
+        """Return the result of the last step if it can be the caller's."""
+        if (last := race.taken()) is None:
+            return UNSERVED
+        label, result = last
+        entry = next(e for e in self._entries if e.candidate.label == label)
+        if yardstick(entry.kernel) or entry.candidate.refusal:
+            return UNSERVED
+        watch = self._watched.get(label)
+        try:
+            return watch.look(args, result) if watch else result
+        except VerificationError as error:
+            self._failed(label, error)
+            return UNSERVED
 
-    def _judge(self, timings: Mapping[str, Timing], last: bool) -> None:
-        """Judge the timings: continue to take turns, or choose."""
+    def _judge(self) -> None:
+        """Choose by the timings."""
         self._learner.pace.rest(LOOK_S)
         for i, e in enumerate(self._entries):  # a kernel may have been convicted in calls of another problem
             if not e.candidate.refusal and (
                 why := self._tuner.gate.refusal(e.backend, e.kernel, self._problem)
             ):
                 self._entries[i] = replace(e, candidate=replace(e.candidate, refusal=why), call=None)
-        candidates, again = timed([e.candidate for e in self._entries], timings), timings.get(AGAIN)
-        if not (last or settled(candidates, again)):
-            self.exploration.resume()
+        if self._race is None or self._unmeasured:
+            self._finish(self._stay())
             return
+        timings = self._race.timings
+        candidates, again = timed([e.candidate for e in self._entries], timings), timings.get(AGAIN)
         before = self._learner.recall.before(self._problem)
-        decision = decided(self._problem, candidates, again, self._entries, learnt=True, before=before)
+        decision = decided(self._problem, candidates, again, self._entries, before=before)
         choice = replace(carry_out(decision, self._entries), again=again)
+        self._race = None
         self._finish(self._learner.recall.kept(self._problem, (), choice, "online"))
 
     def _rest(self) -> None:
-        """Continue to take turns once the budget allows it."""
+        """Continue to race once the budget allows it."""
         self._learner.pace.rest(0.0)
         self.exploration.resume()
 
     def _failed(self, label: str, error: Exception) -> None:
-        """Drop a kernel that raised in its turn."""
+        """Leave out a kernel that raised, or whose result is wrong."""
         at = next(i for i, e in enumerate(self._entries) if e.candidate.label == label)
         suspect = self._entries[at].backend, self._entries[at].kernel, self._problem
         # A convicted kernel is in quarantine already: that exception is no strike.
@@ -221,7 +281,7 @@ class Lesson:
             self._entries[at], candidate=replace(self._entries[at].candidate, refusal=reason), call=None
         )
         warnings.warn(
-            f"{label}, a kernel of {self._problem.op!r}, raised {brief(error)}; it takes no more turns",
+            f"{label}, a kernel of {self._problem.op!r}, raised {brief(error)}; it is left out",
             KernelWarning,
             stacklevel=6,
         )
@@ -237,8 +297,6 @@ class Lesson:
     def _from_disk(self, backend: Backend, kernel: Kernel) -> Contender | None:
         """Check, verify and plan a kernel if nothing must be compiled for it; None if something must be."""
         candidate = Candidate(backend.label(kernel), backend.name)
-        if yardstick(kernel) and not self.exploration.apart:
-            return Contender(backend, kernel, replace(candidate, refusal=NO_TURNS))
         if self._tuner.registry.probe(backend, kernel).simulated:
             return Contender(backend, kernel, replace(candidate, simulated=True))
         own = backend.name == "torch"
@@ -265,37 +323,19 @@ class Lesson:
         with pausing(lambda: self._learner.pace.rest(KNOWN_S if made else UNKNOWN_S)):
             return self._tuner.enter(backend, kernel, self._problem, (), first=False)
 
-    def _careful(self, entry: Contender) -> tuple[Callable[..., Any], Check]:
-        """Return a kernel's call for its turns, and the check of their results after they are timed.
-
-        Its first run is recorded in the journal, synchronized, and audited.
-        """
+    def _first(self, entry: Contender, args: tuple[Any, ...]) -> None:
+        """Run a kernel for the first time: recorded in the journal, synchronized, and audited."""
+        problem, watches, label = self._problem, self._learner.watches, entry.candidate.label
         call = present(entry.call, "entry.call")
-        if entry.candidate.native:
-            return call, _as_it_is
-        problem, watches, first = self._problem, self._learner.watches, True  # until its result was looked at
         suspect = self._tuner.gate.suspect(entry.backend, entry.kernel, problem.device, problem.dtype)
         watch = watches.watch(entry.backend, entry.kernel, call, problem) if watches.on else None
-
-        def run(*args: Any) -> Any:
-            if not first:
-                return call(*args)
+        try:
             with self._tuner.gate.watched(suspect, problem.device, f"its first run on {problem}", problem):
-                result = watch.inspected(args, audit=True) if watch else call(*args)
-                check_result(result, problem)
-            if watch:
-                self._audited[entry.candidate.label] = call
-            return result
-
-        def look(args: tuple[Any, ...], result: Any) -> Any:
-            nonlocal first
-            if first or not watch:  # inspected: a second look would find the memory that the first one noted
-                first = False
-                return result
-            return watch.look(args, result)
-
-        return run, look
-
-
-def _as_it_is(_args: tuple[Any, ...], result: Any) -> Any:
-    return result
+                check_result(watch.inspected(args, audit=True) if watch else call(*args), problem)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a kernel raises
+            self._failed(label, error)
+            return
+        if watch:
+            self._audited[label], self._watched[label] = call, watch

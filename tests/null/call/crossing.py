@@ -32,15 +32,15 @@ class Noisy(fakes.Clock):
         return timed
 
 
-def learning(forward, backward, policy="online", cache=None, lock=None, noise=lambda: 1.0):
-    """Return a session whose one backend takes so much of torch's time each way, and who ran.
+def learning(forward, backward, policy="online", cache=None, lock=None, noise=lambda: 1.0, us=100.0):
+    """Return a session whose one backend takes so much of torch's ``us`` each way, and who ran.
 
     Each time is multiplied by ``noise()``.
     """
     clock, runs = Noisy(noise), []
 
-    def noted(name, call, us):
-        timed = clock.costing(us, call)
+    def noted(name, call, took):
+        timed = clock.costing(took, call)
 
         def run(*args):
             runs.append(name)
@@ -50,7 +50,7 @@ def learning(forward, backward, policy="online", cache=None, lock=None, noise=la
 
     def torchs(spec):
         """Return the reference, whose own autograd takes as long as it does."""
-        forward, backward = clock.costing(100, spec.reference), clock.costing(100)
+        forward, backward = clock.costing(us, spec.reference), clock.costing(us)
 
         @functools.wraps(spec.reference)
         def run(*args):
@@ -66,7 +66,7 @@ def learning(forward, backward, policy="online", cache=None, lock=None, noise=la
         for spec in SPECS.values()
     ]
     kernels = [
-        fakes.kernel(op, noted(name, SPECS[op].reference, 100 * share), target=f"{name}:plan")
+        fakes.kernel(op, noted(name, SPECS[op].reference, us * share), target=f"{name}:plan")
         for op, name, share in ((FORWARD, "forward", forward), (BACKWARD, "backward", backward))
         if share
     ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nxcore.choose import pairs
-from nxcore.choose.learn.exploration import LOOKS, MET
+from nxcore.choose.learn.exploration import MET
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.pairs import Pair
 from nxcore.measure.decision import Decision
@@ -55,7 +55,7 @@ def test_on_a_device_at_work_no_pair_is_raced_in_the_background(occupied, joinin
     joining(13, session.chooser.learner.clock)
     seen = races(monkeypatch)
     monkeypatch.setattr(pairs, "occupied", lambda device: occupied)
-    for _ in range(2 * MET + 4 * LOOKS[-1]):
+    for _ in range(4 * MET):
         step(session, dense=True)
     raced = [labels for labels in seen if "fast + fast" in labels]
     assert (not raced) == ("as the device is at work" in caplog.text) == occupied

@@ -15,7 +15,7 @@ from nxcore.call.gradient_route import SCOUTS
 from nxcore.call.wrappers import guarded
 from nxcore.choose.contenders import AGAIN, Choice
 from nxcore.choose.learn.budget import Pace
-from nxcore.choose.learn.exploration import LOOKS, MET
+from nxcore.choose.learn.exploration import MET
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.recall import Recall
 from nxcore.cli import measured, wisdom
@@ -30,6 +30,7 @@ from nxcore.store.pages import RACES
 from nxcore.store.wisdom import is_pair
 from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, races, step
+from tests.null.choose.learn.test_exploration import LONG
 from tests.null.fakes import SPECS
 
 
@@ -51,7 +52,7 @@ def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monk
 )
 def test_both_ways_are_learnt_from_calls_and_the_bridge_stays_where_a_kernel_won(forward, backward, crosses):
     session, runs = learning(forward, backward)
-    for _ in range(2 * MET + 4 * LOOKS[-1]):
+    for _ in range(4 * MET):
         step(session)
     chosen = {c.decision.chosen for p, *_ in session.chooser.choices for c in [session.chooser.known(p)] if c}
     rules = {c.decision.rule for c in session.chooser.choices.values()}
@@ -237,7 +238,7 @@ def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch, tmp
     session, _ = learning(0.8, 0.98, cache=tmp_path)
     joining(70, session.chooser.learner.clock)
     seen = races(monkeypatch)
-    for _ in range(2 * MET + 4 * LOOKS[-1]):
+    for _ in range(4 * MET):
         step(session, dense=True)
     assert seen == [["torch", "fast + fast"]]
     (entry,) = [e for of, e in session.wisdom.pages(torch.device("cpu")) if is_pair(of)]
@@ -289,8 +290,8 @@ def test_calls_that_nobody_differentiates_stop_crossing(monkeypatch):
     assert [step(session, back=False) for _ in range(SCOUTS + 4)] == [True] * SCOUTS + [False] * 4
 
 
-def test_captured_calls_are_torchs_while_others_take_turns(monkeypatch):
-    session, runs = learning(0.5, 0.5)
+def test_captured_calls_are_torchs_while_others_race(monkeypatch):
+    session, runs = learning(0.5, 0.5, us=LONG)
     for _ in range(MET + 4):
         step(session)
     monkeypatch.setattr(gradient_route, "capturing", lambda problem: True)
@@ -301,8 +302,8 @@ def test_captured_calls_are_torchs_while_others_take_turns(monkeypatch):
     assert step(session)
 
 
-def test_crossings_for_turns_are_charged():
-    session, _ = learning(0.5, 0.5)
+def test_crossings_for_a_race_are_charged():
+    session, _ = learning(0.5, 0.5, us=LONG)
     pace = session.chooser.learner.pace
     for _ in range(MET + 1):
         step(session)
@@ -312,8 +313,8 @@ def test_crossings_for_turns_are_charged():
 
 
 @pytest.mark.parametrize(("us", "crosses"), [(30, True), (300, False)])
-def test_a_pool_is_learnt_in_the_background(us, crosses, joining, monkeypatch):
-    """Torch's fastest way returns another result than nxcore's gradient needs, so it can't take turns."""
+def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, joining, monkeypatch):
+    """Torch's fastest way returns another result than nxcore's gradient needs, so no step serves a call."""
     clock, runs = fakes.Clock(), []
     names = "max_pool2d", "max_pool2d_with_offsets", "max_pool2d_backward"
     torchs = dict.fromkeys(names, 200)
@@ -323,7 +324,7 @@ def test_a_pool_is_learnt_in_the_background(us, crosses, joining, monkeypatch):
         return fakes.kernel(op, lambda *args: runs.append(op) or timed(*args), target=f"{op}:plan")
 
     specs = [
-        fakes.replace(spec, reference=clock.costing(torchs[name], spec.reference), yardsticks={
+        fakes.replace(spec, reference=clock.costing(torchs[name], spec.reference), idioms={}, yardsticks={
             way: clock.costing(100, call) for way, call in spec.yardsticks.items()
         }) if name in names else spec
         for name, spec in SPECS.items()
@@ -344,7 +345,7 @@ def test_a_pool_is_learnt_in_the_background(us, crosses, joining, monkeypatch):
     joining(0, clock)
     x = torch.randn(1, 2, 6, 6, requires_grad=True)
     crossed = []
-    for _ in range(4 * MET + 4 * LOOKS[-1]):
+    for _ in range(4 * MET):
         out = session.op("max_pool2d")(x, 3, 1, 1)
         out.sum().backward()
         learner.settle(30)
@@ -357,8 +358,8 @@ def test_a_pool_is_learnt_in_the_background(us, crosses, joining, monkeypatch):
     assert choices["max_pool2d_with_offsets"] == ("fast" if crosses else "torch")
 
 
-def test_while_turns_have_cost_enough_nothing_crosses(monkeypatch):
-    session, _ = learning(0.5, 0.5)
+def test_while_races_have_cost_enough_nothing_crosses(monkeypatch):
+    session, _ = learning(0.5, 0.5, us=LONG)
     for _ in range(MET + 1):
         step(session)
     assert step(session)
@@ -367,8 +368,8 @@ def test_while_turns_have_cost_enough_nothing_crosses(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_both_ways_take_turns_between_two_events():
-    session, runs = learning(0.5, 0.5)
+def test_on_a_gpu_both_ways_are_raced():
+    session, runs = learning(0.5, 0.5, us=LONG)
     for _ in range(MET + 1):
         step(session, device="cuda")
     runs.clear()  # of the gate

@@ -16,14 +16,12 @@ import pytest
 import torch
 
 from nxcore.choose.contenders import AGAIN, timed
-from nxcore.choose.learn.budget import Pace
-from nxcore.choose.learn.exploration import LOOKS, Exploration
 from nxcore.measure.decision import SIGNIFICANCE, Candidate, decide, settled
-from nxcore.measure.race import Effort, race
+from nxcore.measure.race import Effort, Race, race
 from tests.null.fakes import Clock
 
 CPU = torch.device("cpu")
-EFFORT = Effort(LOOKS, 1e-3, 1e9)
+EFFORT = Effort((12, 20, 40), 1e-3, 1e9)
 TORCH_US = 100.0
 CELLS, SEEDS = 200, range(10)
 
@@ -89,32 +87,21 @@ def measured(world, **us):
 
 
 def learnt(world, **us):
-    """Return what policy ``online`` decides."""
+    """Return what a race in pieces of a step each decides."""
     calls = world.lanes(**us)
-    asked, ends = candidates(calls), []
-
-    def look(seen, last):
-        judged = timed(asked, seen)
-        if last or settled(judged, seen.get(AGAIN)):
-            ends.append(decide(judged, seen.get(AGAIN)))
-            found.end(calls["torch"])
-        else:
-            found.resume()
-
-    found = Exploration(
-        calls["torch"],
+    asked = candidates(calls)
+    found = Race(
+        calls,
         CPU,
-        wanted=lambda: None,
-        look=look,
-        failed=lambda *a: None,
-        pace=Pace(float("inf")),
-        rests=lambda: None,
+        rivals=frozenset({"torch"}),
+        again=AGAIN,
+        settled=lambda seen: settled(timed(asked, seen), seen.get(AGAIN)),
+        effort=EFFORT,
         clock=world.clock,
     )
-    found.begin(calls, frozenset({"torch"}), AGAIN)
-    while not ends:
-        found.call()
-    return ends[0]
+    while not found.go(seconds=0.0):
+        assert found.taken() is not None
+    return decide(timed(asked, found.timings), found.timings[AGAIN])
 
 
 QUIET = {"noise": 0.01}
@@ -174,7 +161,7 @@ def test_of_200_cells_without_a_difference_no_more_are_won_than_the_bound_allows
 
 
 def test_the_fastest_of_torchs_ways_races_itself():
-    """Chosen while warming up, and by the first round of calls; what is fast and no rival isn't it."""
+    """Chosen while warming up; what is fast and no rival isn't it."""
     world = World(**QUIET)
     calls = world.lanes(idiom=TORCH_US / 30, kernel=TORCH_US / 90)
     rivals = frozenset({"torch", "idiom"})
@@ -182,24 +169,6 @@ def test_the_fastest_of_torchs_ways_races_itself():
     assert [t.repeats for t in found.values()] == ["", "", "", "idiom"]
     assert found[AGAIN].median_us == pytest.approx(found["idiom"].median_us, rel=0.05)
     assert race(calls, CPU, again=AGAIN, effort=EFFORT, clock=world.clock)[AGAIN].repeats == "torch"
-    seen = {}
-    turns = Exploration(
-        calls["torch"],
-        CPU,
-        wanted=lambda: None,
-        look=lambda timings, last: seen.update(timings),
-        failed=lambda *a: None,
-        pace=Pace(float("inf")),
-        rests=lambda: None,
-        clock=world.clock,
-    )
-    turns.begin(calls, rivals, AGAIN)
-    while not seen:
-        turns.call()
-    assert seen[AGAIN].repeats == "idiom"
-    assert {label: len(t.call_us) for label, t in seen.items() if label != "torch"} == dict.fromkeys(
-        ("idiom", "kernel", AGAIN), 12
-    )
 
 
 def busy(us):

@@ -12,10 +12,12 @@ import torch
 
 from nxcore.choose.learn.doubt import BRIEF
 from nxcore.measure import ceilings
+from nxcore.measure import lane as sampling
 from nxcore.measure import race as module
 from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.decision import Candidate, settled
-from nxcore.measure.race import IN_CALL, SPIN_S, Effort, _cuda_block, _host_calls, _Lane, left, race
+from nxcore.measure.lane import Lane, cuda_block, host_calls, warm_up
+from nxcore.measure.race import IN_CALL, SPIN_S, Effort, left, race
 from nxcore.measure.timing import Timing
 from nxcore.spec.device import describe
 from nxcore.spec.spec import Cost
@@ -103,7 +105,7 @@ def test_an_effort_says_when_and_how_slow_candidates_leave():
 )
 def test_slow_calls_are_timed_on_the_host_in_fewer_calls(each_s, repeats, calls):
     """A call of 50 ms was made 14 times in each block, of which there are 12 to 40."""
-    assert _host_calls(_Lane(print, each_s=each_s, repeats=repeats)) == calls
+    assert host_calls(Lane(print, each_s=each_s, repeats=repeats)) == calls
 
 
 def test_the_baseline_is_never_dropped():
@@ -187,24 +189,24 @@ def test_a_long_call_is_issued_once_a_block_on_a_gpu(monkeypatch, samples, calls
     """A call of 4 ms was issued six times a block, four of them behind a spinning kernel of 8 ms."""
     clock, log = Clock(), []
     gpu = Gpu(monkeypatch, clock)
-    lane = _Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=samples)
-    _cuda_block(torch.device("cuda"), lane, clock)
+    lane = Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=samples)
+    cuda_block(torch.device("cuda"), lane, clock)
     assert len(log) == calls
     assert lane.host_us == pytest.approx([4000], rel=1e-3)
     assert lane.device_us == [500]
-    _cuda_block(torch.device("cuda"), lane, clock)
+    cuda_block(torch.device("cuda"), lane, clock)
     assert gpu.slept[-1] == pytest.approx(1.25 * 4000 * 2000, rel=1e-3), "it covers the time to enqueue"
 
 
 def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypatch):
     clock, log = Clock(), []
     gpu = Gpu(monkeypatch, clock)
-    lane = _Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=1)
+    lane = Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=1)
     gpu.over = True  # the device had begun before all was enqueued
-    _cuda_block(torch.device("cuda"), lane, clock)
+    cuda_block(torch.device("cuda"), lane, clock)
     assert len(log) == 2
     assert gpu.slept[1] / gpu.slept[0] == pytest.approx(2 / 1.25)
-    _cuda_block(torch.device("cuda"), lane, clock)
+    cuda_block(torch.device("cuda"), lane, clock)
     assert len(log) == 3, "a call that waits for the device isn't repeated forever"
     assert lane.device_us == [500, 500]
 
@@ -214,15 +216,15 @@ def test_beside_the_program_the_device_spins_shortly(monkeypatch):
     clock = Clock()
     gpu = Gpu(monkeypatch, clock)
     for us, spin_us in ((40_000, 1000), (100, 125)):
-        lane = _Lane(clock.costing(us, lambda: None), each_s=us * 1e-6, samples=1)
-        _cuda_block(torch.device("cuda"), lane, clock, spin_s=SPIN_S)
+        lane = Lane(clock.costing(us, lambda: None), each_s=us * 1e-6, samples=1)
+        cuda_block(torch.device("cuda"), lane, clock, spin_s=SPIN_S)
         assert gpu.slept[-1] == pytest.approx(spin_us * 2000, rel=1e-3)
     efforts = []
-    monkeypatch.setattr(module, "_cuda_block", lambda *_, host_s, spin_s: efforts.append(spin_s))
+    monkeypatch.setattr(module, "cuda_block", lambda *_, host_s, spin_s: efforts.append(spin_s))
     monkeypatch.setattr(module, "_in_the_race", lambda lanes, order, *_: order)
     monkeypatch.setattr(module, "current", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(module, "synchronize", lambda _: None)
-    monkeypatch.setattr(module, "_require_current_stream", lambda *_: None)
+    monkeypatch.setattr(sampling, "synchronize", lambda _: None)
+    monkeypatch.setattr(module, "require_current_stream", lambda *_: None)
     race(lanes(clock, torch=100), torch.device("cuda"), effort=BRIEF, clock=clock)
     assert {*efforts} == {SPIN_S}
 
@@ -234,11 +236,11 @@ def test_a_race_in_a_call_makes_few_calls(monkeypatch, us, warm, calls):
     """Half of a search network's first minute on an unknown device went to such races."""
     clock, log = Clock(), []
     Gpu(monkeypatch, clock)
-    monkeypatch.setattr(module, "synchronize", lambda _: None)
-    lane = _Lane(clock.costing(us, lambda: log.append(1)))
-    module._warm_up(lane, torch.device("cuda"), 0.9e-3, clock, IN_CALL.gpu_samples)
+    monkeypatch.setattr(sampling, "synchronize", lambda _: None)
+    lane = Lane(clock.costing(us, lambda: log.append(1)))
+    list(warm_up(lane, torch.device("cuda"), 0.9e-3, clock, IN_CALL.gpu_samples))
     assert len(log) == warm
-    _cuda_block(torch.device("cuda"), lane, clock, IN_CALL.host_s)
+    cuda_block(torch.device("cuda"), lane, clock, IN_CALL.host_s)
     assert len(log) - warm == calls
 
 
@@ -246,8 +248,8 @@ def test_torchs_own_calls_are_not_suspected_of_another_stream(monkeypatch):
     clock, suspected = Clock(), []
     Gpu(monkeypatch, clock)
     monkeypatch.setattr(module, "current", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(module, "synchronize", lambda _: None)
-    monkeypatch.setattr(module, "_require_current_stream", lambda lane, *_: suspected.append(lane.call))
+    monkeypatch.setattr(sampling, "synchronize", lambda _: None)
+    monkeypatch.setattr(module, "require_current_stream", lambda lane, *_: suspected.append(lane.call))
     calls = lanes(clock, torch=100, idiom=90, kernel=40)
     effort = Effort((3,), WARM, 100.0)
     rivals = frozenset({"torch", "idiom"})

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from nxcore.choose.learn.budget import READ_S, Hand, Pace, Running, waited_s
-from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
+from nxcore.choose.learn.exploration import MET, Exploration, Piece
 from nxcore.spec.problem import Problem
 from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
-from tests.null.choose.learn.test_exploration import ADD, CPU, X, called, learning, ready
+from tests.null.choose.learn.test_exploration import ADD, CPU, ENOUGH, X, called, learning, ready
 
 
 class Time:
@@ -103,7 +103,7 @@ def test_a_piece_that_takes_longer_than_expected_is_paid_before_the_next():
     assert when.now == pytest.approx(41 / 0.04)
 
 
-def test_what_turns_cost_is_counted_too():
+def test_what_pieces_cost_is_counted_too():
     when = Time()
     pace = paced(when)
     pace.charge(3.0)
@@ -112,32 +112,47 @@ def test_what_turns_cost_is_counted_too():
     assert when.now == pytest.approx(4 / 0.04)
 
 
-def test_turns_that_have_cost_enough_rest_after_their_round():
-    clock, when, rested = fakes.Clock(), Time(), []
+def test_pieces_that_have_cost_enough_rest_and_what_they_serve_is_no_cost():
+    when, rested = Time(), []
     pace = paced(when)
+    pieces = iter([Piece(over=False, result=1, own_s=2.0), Piece(over=False, result=1, own_s=3.0)])
+
+    def piece(args):
+        when.now += 3.0
+        return next(pieces)
+
     found = Exploration(
-        clock.costing(10),
+        lambda: 0,
         CPU,
         wanted=lambda: None,
-        look=lambda seen, last: None,
-        failed=lambda label, error: None,
+        look=lambda: None,
         pace=pace,
         rests=lambda: rested.append(found.engaged),
-        clock=clock,
     )
-    found.begin({"torch": clock.costing(10), "slow": clock.costing(15)}, frozenset({"torch"}))
-    found.call()
-    assert found.engaged
-    found.call()
-    assert rested == [False]
-    assert pace.spent == pytest.approx(5e-6, rel=0.01), "what it takes above torch's"
+    pace.begin()
+    found.begin(piece)
+    assert found.call() == 1
+    assert pace.spent == pytest.approx(1.0), "what it takes above torch's"
+    assert rested == [False], "that is more than its share of three seconds"
     found.resume()
-    when.now = 1.0
-    for _ in range(2):
-        found.call()
-    assert pace.spent == pytest.approx(10e-6, rel=0.01)
-    assert len(rested) == 1, "within the share nobody rests"
-    assert found.engaged
+    assert found.call() == 1
+    assert pace.spent == pytest.approx(1.0)
+
+
+def test_a_piece_whose_result_nobody_takes_costs_all_of_it():
+    when = Time()
+    pace = paced(when)
+
+    def piece(args):
+        when.now += 3.0
+        pace.charge(1.0)  # as an audit within it
+        return Piece(over=True, result=1, own_s=2.0)
+
+    how = {"wanted": lambda: None, "look": lambda: None, "rests": lambda: None}
+    found = Exploration(lambda: 0, CPU, pace=pace, **how)
+    found.begin(piece)
+    assert found.advance((), serves=False) == 1
+    assert pace.spent == pytest.approx(3.0)
 
 
 def test_who_rested_goes_on_once_that_is_paid():
@@ -149,7 +164,7 @@ def test_who_rested_goes_on_once_that_is_paid():
     pace.charge(10.0)
     called(session, 3, X, X)
     assert when.now >= 10 / 0.04
-    called(session, 3 * (LOOKS[0] + 1), X, X)
+    called(session, ENOUGH, X, X)
     assert runs[-1] == "fast"
 
 
@@ -269,13 +284,13 @@ def test_a_child_that_is_forked_amid_the_work_has_no_lock_held_and_learns_anew()
             compilers.release()
             session.chooser.learner.keep_to(Pace(float("inf")))
             ready(session, X, X)
-            called(session, 3 * (LOOKS[0] + 1) + 1, X, X)
+            called(session, ENOUGH, X, X)
             status = 0 if ok and session.chooser.choices and runs[-1] == "fast" else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     session.chooser.learner.settle(30)
-    called(session, 3 * (LOOKS[0] + 1) + 1, X, X)
+    called(session, ENOUGH, X, X)
     assert runs[-1] == "fast", "the parent goes on"
 
 
@@ -285,7 +300,7 @@ def _learn(folder, told):
     op = session.op("add")
     told.send(torch.equal(op(X, X), ADD(X, X, 1, None)))
     ready(session, X, X)
-    called(session, 3 * (LOOKS[0] + 1) + 1, X, X)
+    called(session, ENOUGH, X, X)
     told.send((runs[0], runs[-1]))
 
 

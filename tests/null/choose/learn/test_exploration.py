@@ -1,23 +1,22 @@
-"""The first calls of a problem are its benchmark: each is somebody's turn, and its answer the caller's."""
+"""A problem's kernels are raced in its own calls: each bears a piece, and its answer is the caller's."""
 
 from __future__ import annotations
 
 import functools
 import threading
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from nxcore.call.wrappers import guarded
-from nxcore.choose.learn import exploration
 from nxcore.choose.learn.budget import Pace
-from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
+from nxcore.choose.learn.exploration import MET, PIECE_S, UNSERVED, Exploration, Piece
 from nxcore.choose.learn.learner import Learner
 from nxcore.context import KernelWarning
 from nxcore.measure import race
-from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
@@ -26,6 +25,10 @@ from tests.null.fakes import SPECS
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
 CPU = torch.device("cpu")
+ENOUGH = 12
+"""Calls of up to a millisecond in which a race is over: it takes a piece or two."""
+LONG = 100_000
+"""Microseconds of a call that bears one step of a race."""
 
 
 class Kernel:
@@ -83,23 +86,44 @@ def called(session, times, *args):
         session.chooser.learner.settle(30)
 
 
-def test_calls_take_turns_each_runs_once_and_all_are_right():
-    session, _, runs = learning(torch=100, fast=50, slow=90)
+def test_a_long_call_bears_one_step_of_the_race_whose_result_is_the_callers():
+    session, _, runs = learning(torch=LONG, fast=LONG / 2, slow=0.9 * LONG)
     ready(session, X, X)
     runs.clear()
     op = session.op("add")
-    for i in range(24):
+    for i in range(40):
         assert torch.equal(op(X, X + i), 2 * X + i)
-    assert len(runs) == 24, "no call is repeated"
-    assert len(runs[:3]) == len(set(runs[:3])), "the first round warms up, and tells whom the A/A row repeats"
-    assert {runs[3:23].count("fast"), runs[3:23].count("slow")} == {5}
-    assert runs[3:23].count("torch") == 10, "itself and the A/A row"
+    assert sorted(set(runs[:4])) == ["fast", "slow", "torch"], "the first runs alone serve no caller"
+    assert len(runs) == 40 + 2
+    blocks = runs[2 + 3 * 3 :]
+    assert {blocks[:16].count("fast"), blocks[:16].count("slow")} == {4}
+    assert blocks[:16].count("torch") == 8, "itself and the A/A row"
+
+
+def test_a_call_bears_no_more_than_a_piece():
+    session, *_ = learning(torch=2000, fast=1800)
+    ready(session, X, X)
+    clock, op = session.chooser.learner.clock, session.op("add")
+    op(X, X)
+    for _ in range(6):
+        before = clock.now
+        op(X, X)
+        assert clock.now - before <= 1e9 * (PIECE_S + 2e-3 + 1e-4), "and what its last step takes"
+
+
+def test_short_calls_are_raced_in_a_call_or_two():
+    session, _, runs = learning(torch=100, fast=50)
+    ready(session, X, X)
+    called(session, 2, X, X)
+    runs.clear()
+    called(session, 5, X, X)
+    assert runs == ["fast"] * 5
 
 
 def test_the_fastest_serves_once_it_is_clear_and_it_sticks():
     session, _, runs = learning(torch=100, fast=50, faster=25)
     ready(session, X, X)
-    called(session, 4 * (LOOKS[0] + 1), X, X)
+    called(session, ENOUGH, X, X)
     runs.clear()
     called(session, 10, X, X)
     assert runs == ["faster"] * 10
@@ -111,37 +135,32 @@ def test_the_fastest_serves_once_it_is_clear_and_it_sticks():
 def test_nothing_is_faster_so_torch_stays():
     session, _, runs = learning(torch=50, slow=60)
     ready(session, X, X)
-    called(session, 3 * (LOOKS[-1] + 1), X, X)
+    called(session, ENOUGH, X, X)
     runs.clear()
     session.op("add")(X, X)
     assert runs == ["torch"]
     assert session.explain("add", X, X).decision.rule == "reference"
 
 
-def test_a_candidate_more_than_twice_as_slow_is_dropped_after_three_rounds():
-    session, _, runs = learning(torch=10, slow=25, close=11)
+def test_a_candidate_more_than_twice_as_slow_is_dropped_after_three_blocks():
+    session, _, runs = learning(torch=LONG, slow=2.5 * LONG, close=1.1 * LONG)
     ready(session, X, X)
     runs.clear()
-    for _ in range(4 * 20):
-        session.op("add")(X, X)
-    assert runs.count("slow") <= 5
+    called(session, 80, X, X)
+    assert runs.count("slow") == 1 + 3 + 3, "its first run, the warm-up, and three blocks"
     assert runs.count("close") > 10
 
 
-def test_a_hopeless_candidate_has_two_turns():
-    session, _, runs = learning(torch=10, hopeless=5000)
+@pytest.mark.parametrize(("us", "times"), [(500 * LONG, 1 + 1), (20 * LONG, 1 + 2)])
+def test_a_hopeless_candidate_leaves_at_its_first_or_second_call(us, times):
+    session, _, runs = learning(torch=LONG, hopeless=us)
     ready(session, X, X)
     runs.clear()
-    called(session, 100, X, X)
-    assert runs.count("hopeless") == 2
-
-
-def test_a_candidate_that_no_first_run_excuses_has_one_turn():
-    session, _, runs = learning(torch=10, beyond=50_000)
-    ready(session, X, X)
-    runs.clear()
-    called(session, 100, X, X)
-    assert runs.count("beyond") == 1
+    called(session, 80, X, X)
+    assert runs.count("hopeless") == times
+    found = session.explain("add", X, X).decision
+    assert found.chosen == "torch"
+    assert found["hopeless"].timing.median_us == pytest.approx(us, rel=1e-3)
 
 
 def test_until_the_kernels_are_ready_torch_serves(monkeypatch):
@@ -166,11 +185,11 @@ def test_a_candidate_that_raises_is_dropped_with_a_warning_and_the_answer_is_rig
     op = session.op("add")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for i in range(4 * (LOOKS[0] + 1)):
+        for i in range(ENOUGH):
             assert torch.equal(op(X, X + i), 2 * X + i)
             session.chooser.learner.settle(30)
     assert [w.category for w in caught] == [KernelWarning]
-    assert runs.count("sad") == len(SPECS["add"].tagged("smoke")) + 2 + 1, "the gate's, and one turn"
+    assert runs.count("sad") == len(SPECS["add"].tagged("smoke")) + 2 + 1, "the gate's, and its first run"
     found = session.explain("add", X, X).decision
     assert found.chosen == "fast"
     assert "RuntimeError: no" in found["sad"].refusal.reason
@@ -186,7 +205,7 @@ def test_a_result_laid_out_otherwise_is_not_what_the_caller_gets():
 
     object.__setattr__(registry_kernel, "planner", lambda problem: odd)
     ready(session, X, X)
-    with pytest.warns(KernelWarning, match="its result must be"):
+    with pytest.warns(KernelWarning, match="its result must be"):  # it is looked at in the first run
         results = [session.op("add")(X, X) for _ in range(12)]
     assert all(r.stride() == X.stride() for r in results)
 
@@ -195,7 +214,7 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
     fakes.identified(monkeypatch)
     session, _, _ = learning(tmp_path, torch=100, fast=50)
     ready(session, X, X)
-    called(session, 3 * (LOOKS[0] + 1), X, X)
+    called(session, ENOUGH, X, X)
     again, _, runs = learning(tmp_path, torch=100, fast=50)
     again.op("add")(X, X)
     assert runs == ["fast"]
@@ -239,7 +258,7 @@ def test_an_exploration_that_runs_leaves_deterministic_calls_alone():
     finally:
         torch.use_deterministic_algorithms(False)
     assert runs == ["torch"] * 20
-    called(session, 3 * (LOOKS[0] + 1), X, X)
+    called(session, ENOUGH, X, X)
     runs.clear()
     called(session, 1, X, X)
     assert runs == ["fast"]
@@ -269,18 +288,14 @@ def test_a_shape_that_comes_but_once_is_not_worth_the_work():
     assert runs == ["torch"] * 39
 
 
-def test_where_torchs_best_answers_otherwise_the_others_take_turns():
-    session, _, runs = learning(yardstick=20, torch=100, fast=50)
+def test_where_torchs_best_answers_otherwise_it_races_and_serves_no_call():
+    session, _, runs = learning(yardstick=0.2 * LONG, torch=LONG, fast=LONG / 2)
     ready(session, X, X)
-    called(session, 3 * (LOOKS[0] + 1), X, X)
-    assert "torch-other" not in runs
     runs.clear()
-    called(session, 1, X, X)
-    assert runs == ["fast"]
-    with session.policy("measure"):
-        assert (
-            session.explain("add", X, X).decision["torch-other"].refusal.reason.startswith("takes no turns")
-        )
+    assert all(torch.equal(session.op("add")(X, X), 2 * X) for _ in range(60))
+    session.chooser.learner.settle(30)
+    assert "torch-other" in runs
+    assert session.explain("add", X, X).decision.chosen == "torch", "fast is slower than torch's best"
 
 
 def test_under_capture_torch_serves_and_nothing_is_timed(monkeypatch):
@@ -293,7 +308,7 @@ def test_under_capture_torch_serves_and_nothing_is_timed(monkeypatch):
     assert runs == ["torch"] * 20
 
 
-def test_gradients_are_right_while_calls_take_turns():
+def test_gradients_are_right_while_kernels_are_raced():
     session, _, _ = learning(torch=100, fast=50)
     leaf = X.clone().requires_grad_()
     ready(session, leaf, X)
@@ -318,82 +333,42 @@ def test_threads_share_an_exploration_and_all_answers_are_right():
     assert choice.decision.rule != "exploring"
 
 
-def test_an_exploration_waits_for_events_without_asking_to_wait(monkeypatch):
-    """On CUDA, times are taken from events when they have come to pass, later."""
-    clock, passed = fakes.Clock(), []
-
-    class Event:
-        def __init__(self, enable_timing):
-            self.at = None
-
-        def record(self):
-            self.at = clock.now
-
-        def query(self):
-            return bool(passed)
-
-        def elapsed_time(self, other):
-            return (other.at - self.at) * 1e-6
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(Exploration, "_capturing", lambda self: False)
-    ends = []
+def test_a_piece_without_a_result_leaves_the_call_to_torch():
+    ends, pieces = [], iter([Piece(over=False), Piece(over=False, result=7), Piece(over=True)])
     found = Exploration(
-        clock.costing(100, lambda: "torch"),
-        torch.device("cuda"),
-        wanted=lambda: None,
-        look=lambda seen, last: ends.append(seen) or found.end(lambda: "done"),
-        failed=lambda label, error: None,
-        pace=Pace(float("inf")),
-        rests=lambda: None,
-        clock=clock,
-    )
-    assert found.call() == "torch"
-    found.begin(
-        {"torch": clock.costing(100, lambda: "torch"), "fast": clock.costing(50, lambda: "fast")},
-        frozenset({"torch"}),
-    )
-    answers = [found.call() for _ in range(2 * (LOOKS[0] + 1))]
-    assert set(answers) == {"torch", "fast"}
-    assert found.progress == (0, LOOKS[-1]), "no event has come to pass"
-    passed.append(True)
-    assert found.call() in ("torch", "fast"), "the call that finds the times, or the first of the next"
-    assert found.call() == "done"
-    ((timings),) = ends
-    assert timings["fast"] == Timing(*((pytest.approx(50, rel=1e-3),) * LOOKS[0],) * 2)
-
-
-def test_the_last_round_ends_it_whatever_the_verdict():
-    clock, ends = fakes.Clock(), []
-    found = Exploration(
-        lambda: 0,
+        lambda *args: sum(args),
         CPU,
         wanted=lambda: None,
-        look=lambda seen, last: ends.append(seen) or (found.end(lambda: 1) if last else found.resume()),
-        failed=lambda label, error: None,
+        look=lambda: ends.append(found.serve),
         pace=Pace(float("inf")),
         rests=lambda: None,
-        clock=clock,
     )
-    found.begin({"torch": clock.costing(10), "even": clock.costing(10)}, frozenset({"torch"}))
-    for _ in range(2 * (exploration.LOOKS[-1] + 1)):
-        found.call()
-    assert found.call() == 1
-    assert [len(seen["even"].device_us) for seen in ends] == list(LOOKS)
+    found.begin(lambda args: next(pieces))
+    assert [found.call(1, 2) for _ in range(3)] == [3, 7, 3]
+    assert ends == [found.reference], "torch serves while the times are judged"
+    found.end(lambda *args: 0)
+    assert found.call(1, 2) == 0
+    assert found.advance((1, 2)) is UNSERVED
 
 
-def test_what_torch_itself_raises_between_turns_is_nobodys_strike():
+def test_a_race_keeps_no_argument_between_its_pieces():
+    session, _, _ = learning(torch=LONG, fast=LONG / 2)
+    ready(session, X, X)
+    x = X.clone()
+    called(session, 4, x, X)
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
+
+
+def test_what_torch_itself_raises_in_a_race_is_nobodys_strike():
     session, kernels, _ = learning(torch=100, fast=50)
     ready(session, X, X)
     kernels["torch"].errors.append(RuntimeError("torch can't"))
-
-    def turns():
-        for _ in range(12):
-            session.op("add")(X, X)
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(RuntimeError, match="torch can't"):
-            turns()
-        turns()  # and goes on
+        called(session, ENOUGH, X, X)
     assert session.gate.quarantine._strikes == {}
+    found = session.explain("add", X, X, decide=False).decision
+    assert found.rule == "reference"
+    assert found.reason.startswith("not measured: RuntimeError: torch can't")

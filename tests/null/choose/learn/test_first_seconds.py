@@ -10,11 +10,9 @@ import torch
 
 from nxcore.choose.learn import budget, lesson
 from nxcore.choose.learn.budget import Hand, Pace
-from nxcore.choose.learn.exploration import LOOKS, Exploration
 from nxcore.spec.compiling import compiling
-from tests.null import fakes
 from tests.null.choose.learn.test_budget import Time
-from tests.null.choose.learn.test_exploration import CPU, X, called, learning, ready
+from tests.null.choose.learn.test_exploration import ENOUGH, X, called, learning, ready
 
 
 def test_an_allowance_is_had_at_once_after_a_second_of_grace_and_only_once():
@@ -86,59 +84,6 @@ def test_heat_is_the_share_of_the_programs_time():
     assert heat.share == pytest.approx(0.2)
 
 
-def test_what_a_check_has_charged_isnt_charged_again():
-    clock, pace = fakes.Clock(), Pace(float("inf"))
-
-    def checked():
-        clock.now += 1_000_000
-        pace.charge(1e-3)
-
-    found = Exploration(
-        clock.costing(10),
-        CPU,
-        wanted=lambda: None,
-        look=lambda seen, last: None,
-        failed=lambda label, error: None,
-        pace=pace,
-        rests=lambda: None,
-        clock=clock,
-    )
-    found.begin(
-        {"torch": clock.costing(10), "same": lambda: checked()},
-        frozenset({"torch"}),
-        checks={"same": lambda args, result: checked()},
-    )
-    for _ in range(4):
-        found.call()
-    assert pace.spent == pytest.approx(2 * 2e-3, rel=0.02)
-
-
-def test_torchs_slow_way_leaves_the_turns_but_never_its_own():
-    clock, ran = fakes.Clock(), []
-
-    def costing(label, us):
-        call = clock.costing(us)
-        return lambda: ran.append(label) or call()
-
-    found = Exploration(
-        clock.costing(100),
-        CPU,
-        wanted=lambda: None,
-        look=lambda seen, last: None,
-        failed=lambda label, error: None,
-        pace=Pace(float("inf")),
-        rests=lambda: None,
-        clock=clock,
-    )
-    calls = {"torch": 100, "torch-slow": 300, "torch-fast": 40, "fast": 30}
-    natives = frozenset({"torch", "torch-slow", "torch-fast"})
-    found.begin({n: costing(n, us) for n, us in calls.items()}, natives, "again")
-    for _ in range(5 * (LOOKS[0] + 1)):
-        found.call()
-    assert ran.count("torch-slow") == 4, "the first is warm-up"
-    assert ran.count("torch") == LOOKS[0] + 1
-
-
 def test_what_must_be_compiled_is_left_for_later(monkeypatch):
     session, _, runs = learning(torch=100, fast=50)
     kernel = next(k for b, k in session.registry.kernels("add") if b.name == "fast")
@@ -156,7 +101,7 @@ def test_what_must_be_compiled_is_left_for_later(monkeypatch):
     rest = pace.rest
     monkeypatch.setattr(pace, "rest", lambda ahead: pieces.append((ahead, len(compiled))) or rest(ahead))
     ready(session, X, X)
-    called(session, 3 * (LOOKS[0] + 1), X, X)
+    called(session, ENOUGH, X, X)
     assert (lesson.UNKNOWN_S, 0) in pieces, "the compiler's seconds are waited for"
     assert compiled
     assert runs[-1] == "fast"
@@ -173,6 +118,6 @@ def test_what_is_on_disk_and_not_verified_waits_for_no_compiler_if_it_says_when_
     rest = pace.rest
     monkeypatch.setattr(pace, "rest", lambda ahead: pieces.append(ahead) or rest(ahead))
     ready(session, X, X)
-    called(session, 3 * (LOOKS[0] + 1), X, X)
+    called(session, ENOUGH, X, X)
     assert (lesson.UNKNOWN_S in pieces) is not announces
     assert runs[-1] == "fast"

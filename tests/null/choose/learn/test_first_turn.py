@@ -1,8 +1,7 @@
-"""The first turn of a kernel: its result is looked at once."""
+"""The first run of a kernel: its result is looked at once."""
 
 from nxcore.choose.learn import watch
-from nxcore.choose.learn.exploration import LOOKS
-from tests.null.choose.learn.test_exploration import X, called, learning, ready
+from tests.null.choose.learn.test_exploration import ENOUGH, X, called, learning, ready
 
 
 def test_a_large_result_is_no_fault_of_its_kernel(monkeypatch):
@@ -10,6 +9,6 @@ def test_a_large_result_is_no_fault_of_its_kernel(monkeypatch):
     monkeypatch.setattr(watch, "HELD", 0)  # larger than what a watch keeps
     session, *_ = learning(torch=100, fast=50, audit=True)
     ready(session, X, X)
-    called(session, 4 * (LOOKS[0] + 1), X, X)
+    called(session, ENOUGH, X, X)
     assert not list(session.gate.quarantine)
     assert session.explain("add", X, X).decision.chosen == "fast"
