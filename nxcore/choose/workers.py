@@ -150,6 +150,11 @@ class Workers:
                 self.thread.start()
 
     @property
+    def busy(self) -> bool:
+        """Whether a worker is at work."""
+        return any(worker.task for worker in list(self._workers))
+
+    @property
     def nice(self) -> int:
         """The niceness of a worker now, relative to the program's."""
         return self._low if self._spent >= self._full else 0

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -143,8 +144,9 @@ class Race:
         self._suspect, self._failed = suspect, failed
         self._run_block: Callable[[Lane, Clock], None] = cpu_block
         if device.type == "cuda":
-            limits = {"host_s": effort.host_s, "spin_s": effort.spin_s}
-            self._run_block = functools.partial(cuda_block, device, **limits)
+            self._run_block = functools.partial(
+                cuda_block, device, host_s=effort.host_s, spin_s=effort.spin_s
+            )
         self._order, self._dice = list(self._lanes), random.Random(seed)
         self.done, self._spent_s, self._began, self._steps = 0, 0.0, 0, self._blocks()
         self._last: tuple[str, Any] | None = None
@@ -180,8 +182,9 @@ class Race:
 
     @property
     def own_s(self) -> float:
-        """The seconds of a call of the first, by its warm-up; infinite before it."""
-        return self._lanes[self._first].each_s or math.inf
+        """The seconds of a call of the first, by its blocks or its warm-up; infinite before it."""
+        lane = self._lanes[self._first]
+        return statistics.median(lane.host_us) * 1e-6 if lane.host_us else lane.each_s or math.inf
 
     @property
     def timings(self) -> dict[str, Timing]:

@@ -24,7 +24,7 @@ from nxcore.measure.lane import Clock
 MET = 8
 """Calls after which a problem is explored: a shape that occurs only once is not worth it."""
 
-PIECE_S = 0.05
+PIECE_S = 1e-3
 """The seconds of a race that one call bears; the last step may pass them."""
 
 Call = Callable[..., Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import warnings
@@ -28,6 +29,10 @@ Family = Callable[[Problem], Choice | None]
 
 WAITING = 4096
 """The most problems that wait for their kernels; beyond it torch keeps the oldest."""
+
+
+QUIET_S = 0.5
+"""Seconds since the last piece of a race of the CPU's after which workers begin another task."""
 
 
 class Learner:
@@ -58,6 +63,8 @@ class Learner:
         The backends whose toolkits the learner has used in this process.
     compiling : int
         The number of kernels that workers compile or will compile.
+    raced : float
+        When a race of the CPU's was last at work, by ``time.monotonic``.
     """
 
     def __init__(
@@ -75,8 +82,14 @@ class Learner:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
         self._changed, self.undone, self.watches = changed, False, watches
         self.wrap, self.family, self.survey = wrap, family, survey or Survey(None, changed)
-        self.loaded, self.compiling = set[str](), 0
+        self.loaded, self.compiling, self.raced = set[str](), 0, -math.inf
+        self.keep_quiet()
         self.keep_to(pace or Pace(allowance=ALLOWANCE_S, grace=GRACE_S))
+
+    def keep_quiet(self) -> None:
+        """Have workers begin nothing while the CPU races: beside a compiler, a race shows who is held up."""
+        if self.tuner.workers is not None:
+            self.tuner.workers.affords = lambda: time.monotonic() - self.raced > QUIET_S
 
     def keep_to(self, pace: Pace) -> None:
         """Use new hands: one for long work and one for verdicts, which then don't wait for it."""

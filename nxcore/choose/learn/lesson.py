@@ -154,6 +154,7 @@ class Lesson:
                 self._made.discard(label)
             left -= 1
             if not left:
+                self._quiet()
                 learner.preparing.add(self._enter, heat)
             learner.compiling -= 1
 
@@ -178,7 +179,18 @@ class Lesson:
         self._firsts = [e for e in entries if e.races and not e.candidate.native]
         self.exploration.stage = self._progress
         self._learner.pace.rest(0.0)
+        self._quiet()
         self.exploration.begin(self._piece)
+
+    def _quiet(self) -> bool:
+        """Have workers begin nothing for a while, where they would take the race's processors.
+
+        Return whether none is at work.
+        """
+        if self._problem.device.type != "cpu":
+            return True
+        self._learner.raced = time.monotonic()
+        return not (self._workers and self._workers.busy)
 
     def _stay(self) -> Choice:
         """Return torch's reference where nothing was raced."""
@@ -196,6 +208,8 @@ class Lesson:
     def _piece(self, args: tuple[Any, ...]) -> Piece:
         """Race a piece on a call's arguments: the first runs, then steps for a while."""
         ends = time.monotonic() + PIECE_S
+        if not self._quiet():
+            return Piece(over=False)
         try:
             with torch.no_grad():
                 while self._firsts:
@@ -209,8 +223,8 @@ class Lesson:
         except Exception as error:
             if reason := lost(self._problem.device):
                 first, *rest = (e.candidate.label for e in self._entries if e.races)
-                lost_by = {"op": self._problem.op, "kernel": first, "before": rest}
-                raise DeviceLostError(reason, sure=False, **lost_by) from error
+                op = self._problem.op
+                raise DeviceLostError(reason, op=op, kernel=first, sure=False, before=rest) from error
             self._unmeasured = unmeasured(error)
             return Piece(over=True)
         return Piece(over, self._served(race, args), race.own_s)

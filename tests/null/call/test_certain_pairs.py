@@ -55,7 +55,7 @@ def test_on_a_device_at_work_no_pair_is_raced_in_the_background(occupied, joinin
     joining(13, session.chooser.learner.clock)
     seen = races(monkeypatch)
     monkeypatch.setattr(pairs, "occupied", lambda device: occupied)
-    for _ in range(4 * MET):
+    for _ in range(12 * MET):
         step(session, dense=True)
     raced = [labels for labels in seen if "fast + fast" in labels]
     assert (not raced) == ("as the device is at work" in caplog.text) == occupied

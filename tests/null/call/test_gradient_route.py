@@ -52,7 +52,7 @@ def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monk
 )
 def test_both_ways_are_learnt_from_calls_and_the_bridge_stays_where_a_kernel_won(forward, backward, crosses):
     session, runs = learning(forward, backward)
-    for _ in range(4 * MET):
+    for _ in range(12 * MET):
         step(session)
     chosen = {c.decision.chosen for p, *_ in session.chooser.choices for c in [session.chooser.known(p)] if c}
     rules = {c.decision.rule for c in session.chooser.choices.values()}
@@ -238,7 +238,7 @@ def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch, tmp
     session, _ = learning(0.8, 0.98, cache=tmp_path)
     joining(70, session.chooser.learner.clock)
     seen = races(monkeypatch)
-    for _ in range(4 * MET):
+    for _ in range(12 * MET):
         step(session, dense=True)
     assert seen == [["torch", "fast + fast"]]
     (entry,) = [e for of, e in session.wisdom.pages(torch.device("cpu")) if is_pair(of)]
@@ -345,7 +345,7 @@ def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, join
     joining(0, clock)
     x = torch.randn(1, 2, 6, 6, requires_grad=True)
     crossed = []
-    for _ in range(4 * MET):
+    for _ in range(12 * MET):
         out = session.op("max_pool2d")(x, 3, 1, 1)
         out.sum().backward()
         learner.settle(30)

@@ -18,6 +18,7 @@ import torch
 from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, uncompiled
 from nxcore.choose.process import Answer
+from nxcore.choose.worker import Niceness
 from nxcore.choose.workers import BESIDE, Workers
 from nxcore.interop import native
 from nxcore.settings import Settings
@@ -27,7 +28,7 @@ from nxcore.spec.tally import tally
 from nxcore.store.files import Store
 from nxcore.trust.quarantine import Quarantine
 from nxcore.trust.suspect import Suspect
-from tests.null.choose.learn.test_exploration import X, called, learning, ready
+from tests.null.choose.learn.test_exploration import ENOUGH, X, called, learning, ready
 from tests.null.fakes import SPECS
 
 PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
@@ -102,6 +103,51 @@ def test_a_worker_that_hangs_is_ended():
     assert "no answer for 1 s" in answer.why
     assert then.why == ""
     ended(found)
+
+
+NICE = """
+import json, os, sys
+for line in sys.stdin:
+    said = f"{sys.argv[1]} {json.loads(line)['nice']}"
+    print(json.dumps({"why": said, "seconds": 0.5}), flush=True)
+"""
+
+
+def test_workers_have_the_programs_priority_until_they_have_taken_their_seconds():
+    """With the lowest one a program with a thread a core had no kernel after minutes."""
+    found = Workers((sys.executable, "-c", NICE), os.environ, 1, full=1.0, low=10)
+    assert [answer.why for _, answer in asked(found, "one")] == ["0 0"]
+    assert [answer.why for _, answer in asked(found, "two")] == ["0 0"]
+    assert [answer.why for _, answer in asked(found, "three")] == ["0 10"]
+    ended(found)
+    assert [answer.why for _, answer in asked(found, "four")] == ["10 10"], "a new one starts with it"
+    ended(found)
+
+
+def test_a_worker_never_takes_more_priority(monkeypatch):
+    steps = []
+    monkeypatch.setattr(os, "nice", steps.append)
+    niceness = Niceness()
+    for wanted in (0, 10, 0, 10, 19):
+        niceness.raise_to(wanted)
+    assert steps == [10, 9]
+
+
+def test_while_the_cpu_races_workers_begin_nothing_and_a_race_waits_for_those_at_work():
+    session, _, runs = learning(torch=100, fast=50)
+    session.tuner.workers = there = Answering()
+    learner = session.chooser.learner
+    learner.keep_quiet()
+    assert there.affords()
+    ready(session, X, X)
+    assert not there.affords(), "its kernels are ready"
+    there.busy = True
+    runs.clear()
+    called(session, 5, X, X)
+    assert runs == ["torch"] * 5
+    there.busy = False
+    called(session, ENOUGH, X, X)
+    assert runs[-1] == "fast"
 
 
 def test_what_cant_be_started_is_told():
@@ -247,7 +293,7 @@ class Answering:
     """Workers that answer at once."""
 
     def __init__(self, why=""):
-        self.why, self.most, self.asked = why, 1, []
+        self.why, self.most, self.asked, self.busy = why, 1, [], False
 
     def ask(self, problem, kernel, answered, heat=0.0, sample=""):
         self.asked.append(kernel)
@@ -255,14 +301,14 @@ class Answering:
 
 
 @pytest.mark.parametrize("why", ["", "it has ended"])
-def test_what_workers_compiled_takes_turns_and_what_they_couldnt_is_compiled_here(why, caplog):
+def test_what_workers_compiled_is_raced_and_what_they_couldnt_is_compiled_here(why, caplog):
     session, _, runs = learning(torch=100, fast=50)
     session.tuner.workers = there = Answering(why)
     ready(session, X, X)
-    called(session, 3 * 13, X, X)
+    called(session, ENOUGH, X, X)
     assert there.asked == ["fast"], "torch's own needs none"
     assert runs[-1] == "fast"
-    assert session.chooser.learner.pace.charged >= BESIDE * 2.0
+    assert session.chooser.learner.pace.charged == pytest.approx(BESIDE * 2.0, rel=0.5)
     assert (why in caplog.text) if why else not caplog.records
 
 
