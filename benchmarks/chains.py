@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, nargs="+", default=[1024, 65536, 1 << 20])
     parser.add_argument("--seconds", type=float, default=1.5)
     given = parser.parse_args()
+    # As set: one thread: two ways of the host's work are compared, and waits of threads would be noise.
     torch.set_num_threads(1)
     rows = [paired(text, elements, given.seconds) for text in CHAINS for elements in given.elements]
     head = {"device": describe(torch.device("cpu")).name, "torch": str(torch.__version__), "threads": 1}

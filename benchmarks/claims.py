@@ -29,6 +29,7 @@ from typing import Any
 from nxcore.store.encoding import encoded
 
 if __name__ == "__main__":  # before the session is made; a block of this policy costs each call a little more
+    # As set: full speed is claimed, after everything is measured.
     os.environ.setdefault("NXCORE_POLICY", "measure")
 
 import torch

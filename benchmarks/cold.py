@@ -60,6 +60,7 @@ LAST = 11
 def empty_caches(folder: Path) -> None:
     """Have nxcore and its toolkits keep what they compile and measure in new folders."""
     for variable in ("NXCORE_CACHE", "NXCORE_CUDA_CACHE", "TRITON_CACHE_DIR", "CUPY_CACHE_DIR"):
+        # As set: empty caches are what is measured.
         os.environ[variable] = str(folder / variable.lower())
 
 
@@ -355,6 +356,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="seconds after which the process ends")
     parser.add_argument("--plain", type=int, default=0, metavar="STEPS", help="time unpatched steps first")
     given = parser.parse_args()
+    # As set: the policy is an argument, the default one without it.
     os.environ["NXCORE_POLICY"] = given.policy
     from stacks import Stacks  # beside this file
 

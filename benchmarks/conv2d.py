@@ -275,6 +275,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
+    # As set: torch's own number by default, another one on request.
     torch.set_num_threads(given.threads)
     begun = time.perf_counter()
     kept = [(side, k) for side, k in CASES if given.filter in (0, k)]

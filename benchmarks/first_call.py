@@ -52,6 +52,7 @@ def _round(backend: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=True,
+        # As set: the first call under this policy is what is measured.
         env=os.environ | {"NXCORE_POLICY": "measure"},
     )
     found: dict[str, Any] = json.loads(done.stdout)

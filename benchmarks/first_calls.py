@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        # As set: an empty cache is what is measured.
         os.environ["NXCORE_CACHE"] = folder
         _timed(options)
 

@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
     for threads in given.threads:
+        # As set: the table is by the number of threads.
         torch.set_num_threads(threads)
         for name, (shape, dim) in SHAPES.items():
             times = measured(calls(torch.randn(shape), dim))

@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=41)
     given = parser.parse_args()
     threads = torch.get_num_threads()
+    # As set: as many as torch has, which the kernels would take.
     numba.set_num_threads(threads)
     cases = [measure(n, given.repeats) for n in SIZES]
     for case in cases:

@@ -23,6 +23,7 @@ from typing import Any
 from nxcore.store.encoding import encoded
 
 if __name__ == "__main__":
+    # As set: full speed is compared, after everything is measured.
     os.environ.setdefault("NXCORE_POLICY", "measure")
 
 import torch

@@ -113,7 +113,7 @@ def run(seconds: float, *, with_nxcore: bool) -> Run:
 
 def process(folder: Path, *arguments: str) -> Run:
     """Run this file in another process, with its caches in a folder."""
-    # As run: the cache alone is set, since whether it is empty is what is measured.
+    # As set: the cache alone, since whether it is empty is what is measured.
     env = os.environ | {"NXCORE_CACHE": str(folder / "cache")}
     done = subprocess.run(
         [sys.executable, __file__, "--alone", *arguments],

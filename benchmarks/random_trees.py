@@ -48,6 +48,7 @@ def run(wanted: dict[str, int], number: int, count: int, device: torch.device, p
     """Compare a process's trees; write a line a chunk."""
     sys.path.insert(0, str(ROOT))
     trees = importlib.import_module("tests.plugins.test_random_trees")
+    # As set: results are compared, not times, and its processes fill the cores.
     torch.set_num_threads(1)
     with path.open("a", encoding="utf-8") as lines:
         for printer, seeds in chunks(wanted, number, count):

@@ -42,6 +42,7 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.names) - set(names):
         parser.error(f"no workload is named {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    # As set: the record is written there.
     os.environ["NXCORE_CACHE"] = str(given.output.resolve())  # before the first session reads it
 
     from nxcore import session

@@ -41,6 +41,7 @@ COMPOSED = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 RUNS = ("nxcore", "plugins/numba")  # backends that run on the CPU without a request
 
 # Threads wait for each other wherever something else has a core, for milliseconds.
+# As set: paired kernels of two trees; no user is promised these times.
 ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
 Cell = str
@@ -165,6 +166,7 @@ def _shared(tree: Path) -> str:
 def worker(tree: Path, only: Sequence[Cell]) -> Iterator[subprocess.Popen[str]]:
     """Start a process that measures ``tree`` with this file."""
     paths = [str(tree), *(str(p) for p in sorted((tree / "plugins").glob("*/src")))]
+    # As set: see ALONE; both trees compile anew.
     environment = os.environ | {"NXCORE_CACHE": "off"} | ALONE
     if shared := _shared(tree):  # Numba finds machine code by the path of its source
         paths.insert(0, str(ROOT / "plugins" / "numba" / "src"))

@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer blocks")
     parser.add_argument("--threads", type=int, help="number of threads of torch and of the kernels")
     given = parser.parse_args()
+    # As set: on request alone.
     if given.threads:
         torch.set_num_threads(given.threads)
     learn, judge = (QUICK_LEARN, QUICK_JUDGE) if given.quick else (LEARN, JUDGE)

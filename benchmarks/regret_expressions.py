@@ -172,6 +172,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         if not given.part:  # a process that compiles ahead has that of its parent
+            # As set: an empty cache is what is measured.
             os.environ["NXCORE_CACHE"] = given.cache or folder
         return measured(given)
 

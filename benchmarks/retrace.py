@@ -213,6 +213,7 @@ def run(root, files, compiled=()):
         out = Path(folder) / "traces.json"
         command = [sys.executable, __file__, "--trace", str(out), *map(str, files), "--compiled", *compiled]
         settings = {"PYTHONPATH": os.pathsep.join([str(root), *plugins]), "NXCORE_CACHE": folder}
+        # As set: results are compared, not times, in interpreters and the emulator.
         settings |= {"NXCORE_CUDA_EMULATOR": "1", "NUMBA_ENABLE_CUDASIM": "1", "TRITON_INTERPRET": "0"}
         subprocess.run(command, cwd=folder, env=os.environ | settings, check=True)
         return json.loads(out.read_text())

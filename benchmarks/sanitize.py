@@ -13,6 +13,7 @@ import os
 import sys
 from collections import Counter
 
+# As set: the sanitizer needs to see each allocation.
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # before torch allocates
 
 import torch

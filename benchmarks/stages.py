@@ -201,6 +201,7 @@ def main() -> None:
     device, cuda = args.device, args.device == "cuda"
     backend = args.backend or ("cuda" if cuda else "numba")
     if not cuda:
+        # As set: the stages are the host's; its kernels' threads would be noise.
         torch.set_num_threads(1)
     path = "Python" if native.of(nxcore.op("add")) is None else "compiled"
     print(f"torch {torch.__version__}, {device}, {backend}, {path} path: microseconds, and torch's own")

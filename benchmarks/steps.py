@@ -273,6 +273,7 @@ def turns(
     given += [] if shipped is None else ["--shipped", str(shipped)]
     child = subprocess.Popen(
         [sys.executable, __file__, "--serve", *given, how.name],
+        # As set: the cache and the policy are arguments, the default ones without them.
         env=os.environ | {"NXCORE_CACHE": cache} | ({"NXCORE_POLICY": how.policy} if how.policy else {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -71,6 +71,7 @@ def _let(label: str, folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Restrict torch to one thread, so that its threads don't add to the time."""
+    # As set: a first call's look-up has one thread; it is counted in reads of a tensor.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

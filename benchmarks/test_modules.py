@@ -63,6 +63,7 @@ MODES = ("plain", "gradients", "autocast", "evaluation", "bfloat16", "float16")
 
 @contextmanager
 def _mode(mode: str) -> Iterator[None]:
+    # As set: the host's cost of a module, in calls of microseconds.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

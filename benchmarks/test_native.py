@@ -43,6 +43,7 @@ if find_spec("numba") is None:
 
 
 def test_small_calls_and_gradients_cost_what_torchs_own_do(record_property: Any) -> None:
+    # As set: the host's cost of a call; the threads here are the program's own.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     over = []
@@ -111,6 +112,7 @@ def test_a_new_shape_costs_two_hits_and_torchs_own_call(record_property: Any) ->
 
 @pytest.mark.parametrize("size", [1024, 16_384])
 def test_threads_that_share_a_plan_scale_like_torchs_own(size: int, record_property: Any) -> None:
+    # As set: the host's cost of a call; the threads here are the program's own.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+# As set: no record on disk counts, and none is left.
 os.environ["NXCORE_CACHE"] = "0"  # before the default session, which the modules use, is made
 
 import pytest
@@ -196,6 +197,7 @@ def measured(name: str) -> Row:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Restrict torch to one thread."""
+    # As set: the host's cost of a call.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -215,6 +217,7 @@ def test_ever_new_shapes_run_at_torchs_speed(name: str, record_property: Any) ->
 
 def main() -> None:
     """Print the table."""
+    # As set: as in the tests.
     torch.set_num_threads(1)
     wanted = sys.argv[1:]
     for name in NAMES:

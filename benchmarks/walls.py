@@ -23,6 +23,7 @@ from typing import Any
 
 from nxcore.store.encoding import encoded
 
+# As set: what is on record is timed.
 os.environ.setdefault("NXCORE_POLICY", "estimate")  # nothing is measured beside this
 
 import torch

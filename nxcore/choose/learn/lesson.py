@@ -145,6 +145,13 @@ class Lesson:
         """Have kernels, for the problem or samples, compiled by workers; go on once all have answered."""
         learner, heat = self._learner, self.exploration.heat.share
         left, self._made = len(tasks), {label for label, _ in tasks}
+        began = time.monotonic()
+
+        def stage() -> str:
+            waits = f"{len(tasks) - left} of {len(tasks)} tasks of its kernels' compilers are done"
+            return f"{waits}, {time.monotonic() - began:.0f} s after they were asked"
+
+        self.exploration.stage = stage
 
         def answered(label: str, answer: Answer) -> None:
             nonlocal left
