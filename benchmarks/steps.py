@@ -271,14 +271,10 @@ def turns(
     given = ["--half"] * how.half + ["--eval"] * how.evaluation + ["--same"] * how.same
     given += [] if folder is None else ["--export", str(folder)]
     given += [] if shipped is None else ["--shipped", str(shipped)]
-    child = subprocess.Popen(
-        [sys.executable, __file__, "--serve", *given, how.name],
-        # As set: the cache and the policy are arguments, the default ones without them.
-        env=os.environ | {"NXCORE_CACHE": cache} | ({"NXCORE_POLICY": how.policy} if how.policy else {}),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    # As set: the cache and the policy are arguments, the default ones without them.
+    env = os.environ | {"NXCORE_CACHE": cache} | ({"NXCORE_POLICY": how.policy} if how.policy else {})
+    command, pipe = [sys.executable, __file__, "--serve", *given, how.name], subprocess.PIPE
+    child = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
     assert child.stdin
     assert child.stdout
     model, x, first = plain_of(replace(how, policy=""))

@@ -216,7 +216,7 @@ def timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> lis
 
 
 def settles(problem: Problem, candidates: Sequence[Candidate], effort: race.Effort) -> race.Settled:
-    """Return what tells of timings whether it is settled which candidates are faster than torch."""
+    """Return a function of timings: whether it is settled which candidates are faster than torch."""
     rows = regimes(problem)
 
     def clear(seen: Mapping[str, Timing]) -> bool:

@@ -168,7 +168,7 @@ def _cuda_sample(
 def require_current_stream(lane: Lane, device: torch.device, clock: Clock) -> None:
     """Refuse a call whose work runs on another stream: events on the current stream miss it.
 
-    Such work still runs once the current stream has ended. The wall time of the whole would tell as much
+    Such work still runs once the current stream has ended. The wall time of the whole would show that too
     where no other program shares the device.
     """
     left, seen = math.inf, 0.0

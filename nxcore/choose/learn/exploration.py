@@ -34,7 +34,7 @@ UNSERVED = object()
 
 
 class Piece(NamedTuple):
-    """What a piece of a race came to.
+    """The result of a piece of a race.
 
     Attributes
     ----------

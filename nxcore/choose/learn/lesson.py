@@ -149,7 +149,7 @@ class Lesson:
 
         def stage() -> str:
             waits = f"{len(tasks) - left} of {len(tasks)} tasks of its kernels' compilers are done"
-            return f"{waits}, {time.monotonic() - began:.0f} s after they were asked"
+            return f"{waits}, {time.monotonic() - began:.0f} s after the request"
 
         self.exploration.stage = stage
 
