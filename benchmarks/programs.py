@@ -203,6 +203,7 @@ def apart(name: str, way: str, seconds: float) -> Row:
     """Return the row of a process of its own, a fork of this one, which has imported what takes seconds."""
     reads, writes = os.pipe()
     if (child := os.fork()) == 0:
+        # As set: what earlier programs left on disk doesn't count.
         os.environ["NXCORE_CACHE"] = tempfile.mkdtemp()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
         try:

@@ -87,7 +87,7 @@ class Learner:
         self.keep_to(pace or Pace(allowance=ALLOWANCE_S, grace=GRACE_S))
 
     def keep_quiet(self) -> None:
-        """Have workers begin nothing while the CPU races: a compiler beside a race delays some kernels more."""
+        """Have workers begin nothing while the CPU races: a compiler beside it delays some kernels more."""
         if self.tuner.workers is not None:
             self.tuner.workers.affords = lambda: time.monotonic() - self.raced > QUIET_S
 
