@@ -150,7 +150,7 @@ def operations(text: str) -> tuple[str, ...]:
 
 
 IMAGES = {"data": str, "root": str | None, "seed": int, "side": int | None}
-"""What a search was asked for that its images follow from."""
+"""The options of a search that its images follow from, with their types."""
 
 
 def resumed(folder: Path, device: str | None) -> Trainer:
