@@ -188,7 +188,15 @@ def _alone(edge: Edge) -> Tensor:
     """Return the weighted sum of an edge's results."""
     if (found := _by_kernel([edge])) is not None:
         return found
-    summed: Tensor = session.default().op("weighted_sum")(edge.normalised(), edge.weights)
+    outputs, blend = edge.normalised(), session.default().op("weighted_sum")
+    if torch.compiler.is_compiling():
+        return blend(outputs, edge.weights)  # type: ignore[no-any-return]  # it returns a tensor
+    try:
+        summed: Tensor = blend(outputs, edge.weights)
+    except (
+        InvalidInputError
+    ):  # of several shapes or dtypes, as autocast leaves them: torch broadcasts and casts
+        summed = functools.reduce(torch.add, [w * y for w, y in zip(edge.weights, outputs, strict=False)])
     return summed
 
 

@@ -121,12 +121,12 @@ def _fits(module: nn.Module, args: Any) -> bool:
         return False
     weights = args[1]
     if isinstance(weights, Tensor):
-        return weights.ndim == 1 and len(weights) in takes.vectors
+        return weights.ndim == 1 and weights.is_floating_point() and len(weights) in takes.vectors
     return type(weights) is list and len(weights) in takes.lists and all(map(_is_number, weights))
 
 
 def _is_number(weight: Any) -> bool:
-    return isinstance(weight, Tensor) and weight.ndim == 0
+    return isinstance(weight, Tensor) and weight.ndim == 0 and weight.is_floating_point()
 
 
 def _vector(weights: Any) -> Tensor:

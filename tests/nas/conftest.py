@@ -11,7 +11,7 @@ import torch
 import nxcore
 from nxcore.graphs import branches
 from nxcore.nas import blend, group, level, whole
-from nxcore.nn.served import Served
+from nxcore.nn import modules
 from tests.nas.grouped import BACKWARD, FORWARD
 
 
@@ -62,6 +62,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(group, "ON", True)
     monkeypatch.setattr(level, "_operator", operator)
-    monkeypatch.setattr(Served, "by_kernel", lambda self, operator, *args: operator(*args))
+    monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
     monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("weighted_sum")))
     return SimpleNamespace(forward=calls[FORWARD], backward=calls[BACKWARD], refuses=refuses)

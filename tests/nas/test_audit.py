@@ -257,3 +257,42 @@ def test_a_twin_has_no_hooks():
     assert not comparison.twin_of(module)[0]._forward_hooks
     assert module[0]._forward_hooks
     assert nxcore.nas.replays(module) == {}
+
+
+class Mean(nn.Module):
+    """Returns one value a channel for large images."""
+
+    def forward(self, x):
+        return x.mean((2, 3), keepdim=True) if x.shape[-1] > 8 else x
+
+
+ODD = {
+    "whole numbers": lambda x, w: (x, (4 * w).int()),
+    "a list of whole numbers": lambda x, w: (x, list((4 * w).int())),
+    "half weights": lambda x, w: (x, w.half()),
+    "a matrix": lambda x, w: (x, w[:, None]),
+    "fewer weights": lambda x, w: (x, w[:2]),
+    "no image": lambda x, w: (x[:0], w),
+    "outputs of two shapes": lambda x, w: (torch.ones(1, 4, 9, 9), w),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_arguments_give_what_the_own_forward_does(odd, autocast):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ops = nn.ModuleList([nn.Conv2d(4, 4, 1), Mean(), darts.Zero(1)])
+
+        def forward(self, x, w):
+            return sum(a * f(x) for a, f in zip(w, self.ops))  # noqa: B905  as published code has it
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Mixed())
+    patched = copy.deepcopy(plain)
+    assert "0" in nas.patch(patched, graphs=False, watch=False).replaced
+    x, w = ODD[odd](torch.randn(2, 4, 6, 6), torch.rand(3))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        want, found = plain[0](x, w), patched[0](x, w)
+    torch.testing.assert_close(found, want, rtol=2e-2 if autocast else 1e-5, atol=2e-2 if autocast else 1e-6)

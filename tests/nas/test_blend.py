@@ -14,8 +14,7 @@ from nxcore.graphs.part import MET
 from nxcore.graphs.raw import Raw
 from nxcore.nas import blend, node
 from nxcore.nas.mixed import PART
-from nxcore.nn import sequential
-from nxcore.nn.served import Served
+from nxcore.nn import modules, sequential
 from tests.nas import darts
 from tests.nas.test_network import SMALL
 from tests.nas.test_replays import agree, launches, taped
@@ -37,7 +36,7 @@ def summed(monkeypatch):
         return nxcore.op("batch_norm_sum")(xs, weights, normed, eps)
 
     monkeypatch.setattr(blend, "ON", True)
-    monkeypatch.setattr(Served, "by_kernel", lambda self, operator, *args: operator(*args))
+    monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
     monkeypatch.setattr(sequential, "_sep_conv2d", SimpleNamespace(by_kernel=nxcore.op("sep_conv2d").run))
     monkeypatch.setattr(blend, "_sum", lambda: SimpleNamespace(by_kernel=by_kernel))
     return found

@@ -13,8 +13,7 @@ from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
-from nxcore.nn import sequential
-from nxcore.nn.served import Served
+from nxcore.nn import modules, sequential
 from nxcore.spec.sums import sums_of
 from tests.nas import darts
 from tests.nas.test_network import SMALL, step
@@ -141,7 +140,7 @@ def launches(tape, name):
 @pytest.fixture
 def ours(monkeypatch):
     """The operators serve all norms, and sum gradients, as kernels do."""
-    monkeypatch.setattr(Served, "by_kernel", lambda self, operator, *args: operator(*args))
+    monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
     monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("weighted_sum")))
 
 
@@ -169,7 +168,7 @@ def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(o
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", [False, True])
 def test_a_cell_of_four_nodes_has_each_pool_once_and_one_sum_a_state(monkeypatch, reduction):
-    monkeypatch.setattr(Served, "by_kernel", lambda self, operator, *args: operator(*args))
+    monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
     summed = []
 
     def total(grads, weights):
