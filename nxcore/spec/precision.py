@@ -127,3 +127,18 @@ _SAME: dict[str, dict[Any, frozenset[str]]] = {
 # The public attributes refuse to be read where an older function of torch's was used for the same setting.
 _read = torch._C._get_fp32_precision_getter  # noqa: SLF001  as above
 _write = torch._C._set_fp32_precision_setter  # noqa: SLF001  as above
+
+
+def setting_of(backend: str, op: str) -> str:
+    """Return torch's setting of float32 products: ``"ieee"`` where nothing was set.
+
+    >>> setting_of("mkldnn", "matmul")
+    'ieee'
+    """
+    found = _read(backend, op)
+    return "ieee" if found == "none" else found
+
+
+def to_setting(backend: str, op: str, setting: str) -> None:
+    """Set it."""
+    _write(backend, op, setting)

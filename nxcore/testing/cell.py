@@ -20,10 +20,11 @@ from nxcore.settings import Settings
 from nxcore.spec.device import synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Verdict
 from nxcore.spec.precision import class_of, coarser, precision_class
-from nxcore.spec.problem import Problem, TensorMeta, leaves
+from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.sample import EXACT, Sample
 from nxcore.spec.spec import OpSpec
-from nxcore.testing.memory import poisoned
+from nxcore.testing.memory import in_form, poisoned
+from nxcore.trust.state import UNCHANGED, State
 from nxcore.trust.truth import Agreement, Truth, without_out
 
 LARGE = 1e30
@@ -226,10 +227,14 @@ class Cell:
             raise Inapplicable(problem.idle)
         if not verdict:
             raise Declined(verdict.reason, verdict.code)
+        before = State.own(self.device)
         try:
-            return (self.kernel.plan if anew else functools.partial(_planned, self.kernel))(problem)
+            planned = (self.kernel.plan if anew else functools.partial(_planned, self.kernel))(problem)
         except Exception as error:
             raise Broken("raises_nothing", f"its planner raised {_brief(error)} on {problem}") from error
+        if why := before.left(self.device):
+            raise Broken("leaves_the_process_alone", f"{UNCHANGED} by its planner: {why}")
+        return planned
 
     @contextlib.contextmanager
     def state(self) -> Iterator[None]:
@@ -240,11 +245,15 @@ class Cell:
     def _run(self, planned: Callable[..., Any], waits: bool, *args: Any) -> Any:
         try:
             with self.state():
+                before = State.own(self.device)
                 result = planned(*args)
+                why = before.left(self.device)
             if waits:
                 synchronize(self.device)
         except Exception as error:
             raise Broken("raises_nothing", f"raised {_brief(error)}") from error
+        if why:
+            raise Broken("leaves_the_process_alone", f"{UNCHANGED}: {why}")
         return result
 
     def taken(self) -> list[Cell]:
@@ -295,19 +304,6 @@ class Cell:
             return found.error
         named = rule if in_form(truth, result, laid_out=laid_out) else "has_torchs_layout"
         raise Broken(named, f"{about}: {found.reason}" if about else found.reason)
-
-
-def in_form(truth: Truth, result: Any, *, laid_out: bool = True) -> bool:
-    """Return whether a result has torch's number, dtypes, shapes, devices and, if ``laid_out``, strides."""
-    got, wanted = (
-        [(t.dtype, t.shape, t.device, _strides(t) if laid_out else ()) for t in tensors]
-        for tensors in (leaves(result), truth.torch)
-    )
-    return got == wanted
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    return TensorMeta.of(tensor).strides_of_extent if tensor.numel() else ()
 
 
 def modest(spec: OpSpec, kernel: Kernel) -> tuple[Sample, ...]:

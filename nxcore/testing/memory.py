@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nxcore.spec.problem import TensorMeta, leaves
+from nxcore.trust.truth import Truth
+
 WALL = 4096
 """Elements, or bytes of a guard, on either side: a multiple of every vector load's alignment."""
 
@@ -162,3 +165,16 @@ class Guarded(TorchDispatchMode):
             bool((block[:WALL] != PATTERN).any() or (block[WALL + size :] != PATTERN).any())
             for block, size in self.blocks
         )
+
+
+def in_form(truth: Truth, result: Any, *, laid_out: bool = True) -> bool:
+    """Return whether a result has torch's number, dtypes, shapes, devices and, if ``laid_out``, strides."""
+    got, wanted = (
+        [(t.dtype, t.shape, t.device, _strides(t) if laid_out else ()) for t in tensors]
+        for tensors in (leaves(result), truth.torch)
+    )
+    return got == wanted
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    return TensorMeta.of(tensor).strides_of_extent if tensor.numel() else ()

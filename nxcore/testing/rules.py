@@ -18,17 +18,17 @@ from nxcore.spec.kernel import Verdict
 from nxcore.spec.layout import overlaps
 from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import TensorMeta, leaves
-from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, in_form, modest
-from nxcore.testing.memory import Guarded, Walled, each, poison, same_bits
+from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, modest
+from nxcore.testing.memory import Guarded, Walled, each, in_form, poison, same_bits
 from nxcore.testing.opcheck import passes_opcheck
+from nxcore.testing.process import leaves_the_process_alone
+from nxcore.trust.state import UNCHANGED
 from nxcore.trust.truth import Truth, agreement, without_out
 
 Rule = Callable[[Cell], float | None]
 
-REPEATS = 10
-PATIENCE = 2.0
-PROMPT_MS = 5.0
-WAITING_MS = 100.0
+REPEATS, PATIENCE = 10, 2.0
+PROMPT_MS, WAITING_MS = 5.0, 100.0
 """Bounds on a repeated call: milliseconds of this thread's own time, and in all. Compiling or planning takes
 longer than the first. The second is larger, because a busy machine keeps a kernel's threads waiting."""
 
@@ -53,6 +53,8 @@ def agrees_with_float64(cell: Cell) -> float:
     found = agreement(noted, cell.spec, args, truth)
     if found.ok or cell.excused(found):
         return found.error
+    if found.reason.startswith(UNCHANGED):
+        raise Broken("leaves_the_process_alone", found.reason)
     raise Broken(_diagnosis(cell, call, args, truth, results[0]), found.reason)
 
 
@@ -367,6 +369,7 @@ OF_A_TYPE: tuple[Rule, ...] = (
 """Rules checked in every dtype that a kernel claims."""
 
 OF_A_KERNEL: tuple[Rule, ...] = (
+    leaves_the_process_alone,
     gives_reasons,
     answers_equal_problems_alike,
     stays_within_its_output,

@@ -15,12 +15,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from nxcore.context import as_eager
-from nxcore.errors import DeviceLostError
+from nxcore.errors import DeviceLostError, VerificationError
 from nxcore.registry.registry import Registry
 from nxcore.spec import tally
 from nxcore.spec.compiling import UncompiledError, compiling
@@ -37,6 +38,7 @@ from nxcore.trust import fingerprint, trial
 from nxcore.trust.identity import Identities, Identity
 from nxcore.trust.quarantine import Quarantine, Quarantined
 from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, renumbered, sampled, what_first
+from nxcore.trust.state import UNCHANGED, State, disturbance
 from nxcore.trust.suspect import Suspect
 from nxcore.trust.truth import agreement
 
@@ -181,10 +183,11 @@ class Gate:
 
         Raises
         ------
-        DeviceLostError
-            If they ended the CUDA context; the kernel is in quarantine then.
+        DeviceLostError, VerificationError
+            If they ended the CUDA context, or changed a setting of the thread: it's in quarantine then.
         """
         with self.quarantine.watched(suspect, what, trial.call(problem)):
+            before = State.own(device)
             try:
                 yield
                 synchronize(device)
@@ -193,6 +196,10 @@ class Gate:
                     self.quarantine.add(suspect, "crashed", f"{what} ended the CUDA context: {reason}")
                     raise DeviceLostError(reason, op=suspect.op, kernel=suspect.kernel, sure=True) from error
                 raise
+            if why := before.left(device):
+                why = f"{UNCHANGED}: after {what} {why}"
+                self.quarantine.add(suspect, "wrong", why)
+                raise VerificationError(why)
 
     def knows(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
         """Return whether a kernel was verified before, so that it need not be compiled for samples."""
@@ -251,7 +258,10 @@ class Gate:
                     problem = Problem.of(spec, args)
                     if not (kernel.suits(problem) and kernel.takes(problem)):
                         continue
+                    before = State.now(device)
                     call = kernel.plan(problem)
+                    if why := disturbance(before, device, partial(kernel.plan, problem), lambda: None):
+                        return _wrong(sample, f"{UNCHANGED}: {why}", float("inf"))
                     found = agreement(call, spec, args, truth)
                     if (found.ok and not errors and first) and _answers_from_memory(
                         call, args, renumbered(spec, sample, device, dtype)

@@ -30,7 +30,7 @@ from nxcore.errors import VerificationError
 from nxcore.spec.precision import SHARE
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
-from nxcore.trust.state import State, disturbance
+from nxcore.trust.state import UNCHANGED, State, disturbance
 
 ACCUMULATOR = 2.0**-24
 FEW = 64
@@ -331,7 +331,7 @@ def agreement(
         result = call(*args)
         disturbed = disturbance(state, device, lambda: call(*args), lambda: spec.reference(*inputs))
     if disturbed:
-        return Agreement(False, float("inf"), f"the process must be left unchanged: {disturbed}")
+        return Agreement(False, float("inf"), f"{UNCHANGED}: {disturbed}")
     for old, now in zip(before, leaves(inputs), strict=True):
         if not _same(old, now):
             return Agreement(False, float("inf"), "inputs must be left unchanged")

@@ -234,7 +234,7 @@ class Watch:
         device, began = self.problem.device, time.perf_counter()
         own = self._copies(args) if audit and self._able else None
         self._audits += own is not None
-        before = State.now(device)
+        before = State.now(device, quick=own is None)
         entered = time.perf_counter()
         result = self.planned(*args)
         left = time.perf_counter()

@@ -42,7 +42,7 @@ def test_one_crash_spoils_one_row():
     ]
     assert rows[0].broken[0].message == "its process died of SIGSEGV"
     assert rows[1].broken[0].message == "its process ended with exit status 3"
-    assert [r.rules for r in rows] == [("stays_within_its_output",)] * 2 + [()], (
+    assert [r.rules for r in rows] == [("leaves_the_process_alone",)] * 2 + [()], (
         "the first that runs a kernel"
     )
     assert rows[2].samples > 25

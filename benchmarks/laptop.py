@@ -1,0 +1,184 @@
+"""What ``nxcore.accelerate`` gains a program on a CPU, by kind of model, as a user runs it from a shell.
+
+Plain torch and an accelerated model run in two processes with torch's own number of threads, which take
+turns: one waits while the other does steps for a block of a second. The accelerated model is prepared, then
+warmed for some seconds under the default policy. Clock and CPU time of a step are compared block by block.
+The search network is taken by ``nas.patch``. torchvision gives the networks that are named as its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nxcore.store.encoding import encoded
+
+ROOT = Path(__file__).parents[1]
+
+
+def cnn() -> tuple[nn.Module, Tensor]:
+    """Return three convolutions with batch norms and pools."""
+    sizes = (3, 32, 64, 128)
+    layers: list[nn.Module] = []
+    for channels, filters in itertools.pairwise(sizes):
+        layers += [
+            nn.Conv2d(channels, filters, 3, padding=1),
+            nn.BatchNorm2d(filters),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)), images(32, 32)
+
+
+def mlp() -> tuple[nn.Module, Tensor]:
+    """Return three linear layers with GELU."""
+    layers = (nn.Linear(784, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
+    return nn.Sequential(nn.Flatten(), *layers), torch.randn(128, 1, 28, 28)
+
+
+def transformer() -> tuple[nn.Module, Tensor]:
+    """Return four encoder layers of 128 numbers, over 64 tokens."""
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, activation="gelu", batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(16, 64, 128)
+
+
+def search() -> tuple[nn.Module, Tensor]:
+    """Return a DARTS-like network of mixed operations, as the tests have it."""
+    sys.path.insert(0, str(ROOT))
+    from tests.nn.networks import Darts
+
+    return Darts(16), images(8, 32)
+
+
+def of_torchvision(name: str, count: int, side: int) -> Callable[[], tuple[nn.Module, Tensor]]:
+    """Return a function that makes one of torchvision's networks."""
+
+    def make() -> tuple[nn.Module, Tensor]:
+        import torchvision
+
+        return getattr(torchvision.models, name)(num_classes=10), images(count, side)
+
+    return make
+
+
+def images(count: int, side: int) -> Tensor:
+    """Return random images of three channels."""
+    return torch.randn(count, 3, side, side)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "cnn": cnn,
+    "mobilenet_v2": of_torchvision("mobilenet_v2", 8, 64),
+    "resnet18": of_torchvision("resnet18", 8, 64),
+    "transformer": transformer,
+    "mlp": mlp,
+    "search": search,
+}
+
+
+def work(name: str, training: bool, accelerated: bool, warm_s: float) -> None:
+    """Answer each line of the standard input, which is a number of seconds, with a block of steps."""
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    model.train(training)
+    facts: dict[str, Any] = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    if accelerated:
+        import nxcore
+
+        with torch.set_grad_enabled(training):
+            swap = nxcore.nas.patch(model) if name == "search" else nxcore.accelerate(model, prepare=(x,))
+        facts |= {"replaced": len(swap.replaced), "left": len(swap.left)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        with torch.set_grad_enabled(training):
+            result = model(x)
+            if training:
+                optimizer.zero_grad()
+                result.square().mean().backward()
+                optimizer.step()
+
+    until = time.perf_counter() + warm_s
+    while time.perf_counter() < until:
+        step()
+    if accelerated:
+        facts["shares"] = nxcore.status(model).shares
+    print(encoded(facts), flush=True)
+    for line in sys.stdin:
+        seconds, steps = float(line), 0
+        began, cpu = time.perf_counter(), time.process_time()
+        while (passed := time.perf_counter() - began) < seconds or steps < 3:
+            step()
+            steps += 1
+        print(encoded([passed / steps, (time.process_time() - cpu) / steps]), flush=True)
+
+
+def row(name: str, mode: str, args: argparse.Namespace, cache: str) -> dict[str, Any]:
+    """Return the medians of both ways, and of the ratios of neighbouring blocks."""
+    workers = []
+    for accelerated in (False, True):
+        command = [sys.executable, __file__, "--work", name, mode, str(int(accelerated)), str(args.warm)]
+        environ = os.environ | {"NXCORE_CACHE": cache}
+        pipe = subprocess.PIPE
+        workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ))
+    facts = [json.loads(w.stdout.readline()) for w in workers]
+    blocks: list[list[list[float]]] = [[], []]
+    for turn in range(args.blocks):
+        for i in (0, 1) if turn % 2 else (1, 0):
+            workers[i].stdin.write(f"{args.seconds}\n")
+            workers[i].stdin.flush()
+            blocks[i].append(json.loads(workers[i].stdout.readline()))
+    for worker in workers:
+        worker.stdin.close()
+        worker.wait()
+    ratios = {
+        clock: sorted(p[k] / a[k] for p, a in zip(*blocks, strict=True))
+        for k, clock in enumerate(("wall", "cpu"))
+    }
+    return {
+        "model": name,
+        "mode": mode,
+        "plain_ms": round(1e3 * statistics.median(b[0] for b in blocks[0]), 3),
+        "accelerated_ms": round(1e3 * statistics.median(b[0] for b in blocks[1]), 3),
+        "speed": round(statistics.median(ratios["wall"]), 3),
+        "quartiles": [round(q, 3) for q in statistics.quantiles(ratios["wall"], n=4)[::2]],
+        "cpu_speed": round(statistics.median(ratios["cpu"]), 3),
+        "blocks": args.blocks,
+    } | facts[1]
+
+
+def main() -> None:
+    """Print a line of JSON a model and mode."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=list(MODELS))
+    parser.add_argument("--modes", nargs="*", default=["training", "inference"])
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--warm", type=float, default=20.0)
+    parser.add_argument("--work", nargs=4)
+    args = parser.parse_args()
+    if args.work:
+        name, mode, accelerated, warm = args.work
+        work(name, mode == "training", accelerated == "1", float(warm))
+        return
+    with tempfile.TemporaryDirectory() as cache:
+        for mode in args.modes:
+            for name in args.only:
+                print(encoded(row(name, mode, args, cache)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
