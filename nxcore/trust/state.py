@@ -38,11 +38,11 @@ class Fact(NamedTuple):
     Attributes
     ----------
     read, write : callable
-        Functions that return it, and set it. What can't be read here is None, and isn't compared.
+        Functions that return it, and set it. A value of None is unknown, and isn't compared.
     own : bool
         Whether each thread has its own value, so that no other one can have changed it: one change convicts.
     main : bool
-        Whether it is read in the main thread alone: others share it, and can't determine who changed it.
+        Whether it is read in the main thread alone: all threads share it, so another may have changed it.
     quick : bool
         Whether it is read at every watched call; others at those that are audited, by the gate and the kit.
     """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import tempfile
 import time
 from dataclasses import replace
 
@@ -17,6 +15,7 @@ from nxcore.plugin import Param, Sample, rand
 from nxcore.spec.kernel import YES, no
 from nxcore.testing import Declined, Inapplicable, Row, cuda, examine, rules
 from nxcore.testing.cell import Broken, cells
+from tests.hostile.leaving import EFFECTS, leaving
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -161,11 +160,6 @@ def rounds_to_tf32(x, dim, keepdim):
     return SPECS["sum"].reference(torch.where(x.isfinite(), mantissa, x), dim, keepdim).contiguous()
 
 
-def moves_elsewhere(x, dim, keepdim):
-    os.chdir(tempfile.gettempdir())
-    return SPECS["sum"].reference(x, dim, keepdim)
-
-
 def compiles_at_every_call(x, dim, keepdim):
     until = time.thread_time() + 0.006
     while time.thread_time() < until:
@@ -199,7 +193,9 @@ BREAKS = {
     "writes_in_place": lambda: hostile("add", clears_out_first, in_place_safe=True),
     "reaches_its_precision": lambda: hostile("sum", rounds_to_tf32),
     "returns_promptly": lambda: hostile("sum", compiles_at_every_call),
-    "leaves_the_process_alone": lambda: hostile("sum", moves_elsewhere),
+    "leaves_the_process_alone": lambda: hostile(
+        "sum", leaving(SPECS["sum"].reference, EFFECTS["os.getcwd()"])
+    ),
 }
 ONLY = {  # what a kernel is wrong in, and nothing else
     "writes_into_out",
