@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from nxcore.nn.marks import alike, mode_of, requested, tensors
 from nxcore.nn.whole import LOOK, apart, beside, parts_of
 from nxcore.program.audit import Audits, audited
 from nxcore.program.front import Graph, Program, programmed
-from nxcore.program.memory import leave
+from nxcore.program.memory import leave, spare
 from nxcore.program.names import Names
 from nxcore.program.replay import Replay, State, unfit
 from nxcore.session import default
@@ -76,7 +77,8 @@ class ModelProgram:
         self._met: dict[Any, int] = {}
         self._due: Any = None  # the signature of which graphs are to be made
         self._calls, self._made, self._missed = 0, 0, 0
-        self._tracing, self._whole, self._pure, self._audits = False, True, True, Audits()
+        self._whole, self._pure, self._audits = True, True, Audits()
+        self._tracing = 0  # the thread in whose call graphs are made
         self._names: list[Names] = []
         self._early, self._broken, self._swept = False, False, True
         self._compiled: Callable[..., Any] | None = None
@@ -150,11 +152,11 @@ class ModelProgram:
         if self.refusal or module is not self._of() or self._unfit(module):
             return call(*args, **kwargs)
         if self.resting:
-            self._swept = False
+            self._swept = not self._programs
             return call(*args, **kwargs)
         if not self._swept:  # the memory of plain steps
             self._swept = True
-            leave(next(module.parameters()).device)
+            leave(self._programs[0].device)
         self._calls += 1
         if self._due is not None or not self._programs:
             key = _key(module, args, kwargs)
@@ -169,7 +171,7 @@ class ModelProgram:
             self._rebound()
             return call(*args, **kwargs)
         before = self._served
-        if self._pure and self._audits.due():
+        if self._pure and self._audits.due(self._roomy):
             result = self._audited(module, call, args, kwargs)
         else:
             result = self._run(module, *args, **kwargs)  # by graphs, or as it is where their guards fail
@@ -178,6 +180,10 @@ class ModelProgram:
         else:
             self._missed = 0
         return result
+
+    def _roomy(self) -> bool:
+        """Return whether there is memory for a plain step beside the recordings."""
+        return spare(self._programs[0].device, self.pool)
 
     def _unfit(self, module: nn.Module) -> bool:
         """Return whether a call made now runs."""
@@ -198,7 +204,8 @@ class ModelProgram:
         self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Let dynamo make graphs of the call, and run it: by ``call``, unless graphs are of parts of it."""
-        self._due, self._made, self._tracing, host = None, self._made + 1, True, hosts()
+        self._due, self._made, host = None, self._made + 1, hosts()
+        self._tracing = threading.get_ident()
         self._broken = False
         dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
         if self._compiled is None:
@@ -211,7 +218,7 @@ class ModelProgram:
             put_hosts_back(host)
             result = call(*args, **kwargs)
         finally:
-            self._tracing = False
+            self._tracing = 0
         if not self._programs:
             self.end("dynamo has made no graph of it")
         return result
@@ -245,7 +252,7 @@ class ModelProgram:
         self._programs.append(made)
 
         def run(*inputs: Any) -> Sequence[Any]:
-            if self._tracing and not apiece:
+            if self._tracing == threading.get_ident() and not apiece:
                 raise _TracedError
             return made(*inputs)
 
@@ -270,7 +277,7 @@ class ModelProgram:
         self._swept = False
         own = [t for m in module.modules() for _, value in attributes(m) for t in tensors(value)]
         given = [*tensors(args), *tensors(kwargs)]
-        recorder = self._record(next(iter(module.parameters())).device)
+        recorder = self._record(self._programs[0].device)
         if recorder is None:
             return call(*args, **kwargs)
         return audited(

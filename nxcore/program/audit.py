@@ -28,8 +28,8 @@ class Audits:
 
     Attributes
     ----------
-    passed : int
-        The audits in which replay and plain torch have agreed, of results.
+    skipped : int
+        The audits that were left out, since there was too little memory.
 
     Examples
     --------
@@ -39,15 +39,23 @@ class Audits:
     """
 
     def __init__(self) -> None:
-        self.passed, self._calls, self._next = 0, 0, 1
+        self.skipped, self._calls, self._next = 0, 0, 1
 
-    def due(self) -> bool:
-        """Count a replay; return whether it is to be audited."""
+    def due(self, room: Callable[[], bool] = lambda: True) -> bool:
+        """Count a replay; return whether it is to be audited: not without ``room`` in memory."""
         self._calls += 1
         if self._calls < self._next:
             return False
         self._next = self._calls + min(FACTOR * self._calls, EVERY)
-        return True
+        if room():
+            return True
+        self.skipped += 1
+        return False
+
+    @property
+    def report(self) -> str:
+        """The number of audits that were left out, as text; empty if none was."""
+        return f"; {self.skipped} audits left out, as memory is short" if self.skipped else ""
 
 
 def audited(
@@ -59,6 +67,8 @@ def audited(
     convict: Convict,
 ) -> Any:
     """Return the result of ``plain``, compared with that of ``ours``; gradients are compared once they come.
+
+    Where ``plain`` runs out of memory, it is the result of ``ours``.
 
     Parameters
     ----------
@@ -80,7 +90,17 @@ def audited(
         after = [t.detach().clone() for t in held]
     recorder.put_back(dice)
     put_hosts_back(host)
-    result = plain()
+    before = [t.detach().clone() for t in held]
+    try:
+        result = plain()
+    except torch.OutOfMemoryError:
+        found, after = None, []
+        for t, value in zip(held, before, strict=True):
+            t.data.copy_(value)
+        torch.cuda.empty_cache()
+        recorder.put_back(dice)
+        put_hosts_back(host)
+        return ours()
     leaves_found, leaves_plain = pytree.tree_leaves(found), pytree.tree_leaves(result)
     outs = [t for t in leaves_plain if isinstance(t, Tensor)]
     others = [t for t in leaves_found if isinstance(t, Tensor)]

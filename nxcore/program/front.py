@@ -102,7 +102,7 @@ class Program:
     ) -> None:
         self._graph = graph
         self.run: Graph = graph.forward
-        self.why, self.served = refusal(graph, device), 0
+        self.why, self.served, self.device = refusal(graph, device), 0, device
         self._recorder, self._around = recorder, around
         self.replays: dict[Any, Replay] = {}
         self._owners: dict[int, weakref.ref[Tensor]] = {}

@@ -77,6 +77,14 @@ def roomy(device: torch.device) -> bool:
     return torch.cuda.mem_get_info(device)[0] >= ROOM * step
 
 
+def spare(device: torch.device, count: int) -> bool:
+    """Return whether a device has so many bytes that nothing uses."""
+    if device.type != "cuda":
+        return True
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused - count >= count  # the recordings' own aren't free
+
+
 def leave(device: torch.device) -> None:
     """Return the memory of graphs that are gone."""
     if device.type == "cuda":

@@ -25,7 +25,7 @@ from nxcore.graphs.part import SELDOM
 from nxcore.graphs.recorder import MAKING, Recorder
 from nxcore.interop import autocast, internals
 from nxcore.program.audit import Audits, audited, differ
-from nxcore.program.memory import Memory, kept, leave, roomy
+from nxcore.program.memory import Memory, kept, leave, roomy, spare
 from nxcore.program.recording import Places, Recording, Run, alias
 
 MET, UNUSED = 2, 8
@@ -110,7 +110,8 @@ class Replay:
         """The state, as text."""
         if self.state is State.OURS:
             gain = f"{self.ran_ms / self.replayed_ms:.1f}x"
-            return f"replays, {gain}: {self.replayed_ms:.3g} ms replayed, {self.ran_ms:.3g} ms run"
+            times = f"{self.replayed_ms:.3g} ms replayed, {self.ran_ms:.3g} ms run"
+            return f"replays, {gain}: {times}{self.audits.report}"
         return f"runs: {self.state}" + (f": {self.why}" if self.why else "")
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -132,7 +133,7 @@ class Replay:
         if self._swept is False:  # the memory of an audit's run, after its backward pass
             self._swept = True
             leave(self._device)
-        if self.audits.due():
+        if self.audits.due(lambda: spare(self._device, self.memory.bytes)):
             return self._audited(recording, inputs)
         return recording(inputs)
 

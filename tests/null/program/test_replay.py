@@ -294,3 +294,24 @@ def test_other_modes_of_torch_run(compiled, tape):
         loss_of(call(torch.ones(5, 4))).backward()
     assert tape.replayed == before
     assert replays(ours)[0].state is State.OURS
+
+
+def test_an_audit_without_memory_is_left_out_or_ends_in_a_replay(compiled, monkeypatch):
+    monkeypatch.setattr(replay, "spare", lambda *_: False)
+    plain, ours, call = recorded(compiled)
+    agree(call, ours, plain)
+    assert replays(ours)[0].report.endswith("; 1 audits left out, as memory is short")
+    monkeypatch.undo()
+    found = replays(ours)[0]
+    found.audits._next = 0
+    run = found.run
+
+    def short(*inputs):
+        inputs[3].add_(1)  # a statistic of the norm
+        raise torch.OutOfMemoryError
+
+    found.run = short
+    agree(call, ours, plain)
+    found.run = run
+    agree(call, ours, plain)
+    assert found.state is State.OURS
