@@ -186,6 +186,27 @@ def test_one_distribution_seen_twice_is_no_quarrel():
     assert found.refused == []
 
 
+def test_one_distribution_has_two_backends():
+    """docs/plugins.md shows the entry points."""
+    entries = [
+        Entry(
+            name,
+            plugin(nxcore_backend=lambda name=name: fakes.backend(name, fakes.kernel("add"))),
+            dist="nxcore-mine",
+        )
+        for name in ("mine", "mine-gpu")
+    ]
+    for entry in entries:
+        entry.value = f"nxcore_{entry.name.replace('-', '.')}"
+    found = discover(found=entries)
+    assert {"mine", "mine-gpu"} <= found.backends.keys()
+    assert {found.sources[name].distribution for name in ("mine", "mine-gpu")} == {"nxcore-mine 3.2"}
+    assert {name: len(found.backends[name].kernels) for name in ("mine", "mine-gpu")} == {
+        "mine": 1,
+        "mine-gpu": 1,
+    }
+
+
 def test_a_disabled_plugin_is_not_imported():
     entry = good()
     found = discover(found=[entry], disable=frozenset({"good"}))
