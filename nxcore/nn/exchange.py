@@ -257,15 +257,19 @@ def _deepcopied(cls: Any) -> dict[str, Any]:
     """Return the method of copies that are patched too, and of the class with a watch, but without one."""
 
     def copied(self: nn.Module, memo: dict[int, Any]) -> Any:
-        own = awake(self)
-        own = _with_watch(own) if with_watch(self) else own
-        make, args, *state = of_class(own, cls.__reduce_ex__(self, 4), self)
-        memo[id(self)] = made = make(*args)
-        if state:
-            made.__setstate__(copy.deepcopy(state[0], memo))
-        return made
+        return deep_copied(self, cls.__reduce_ex__(self, 4), memo)
 
     return {} if hasattr(cls, "__deepcopy__") else {"__deepcopy__": copied}
+
+
+def deep_copied(module: nn.Module, reduced: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of ``module``, awake, from what its ``__reduce_ex__`` returned."""
+    own = awake(module)
+    make, args, *state = of_class(_with_watch(own) if with_watch(module) else own, reduced, module)
+    memo[id(module)] = made = make(*args)
+    if state:
+        made.__setstate__(copy.deepcopy(state[0], memo))
+    return made
 
 
 def inherited(cls: type, module: nn.Module, name: str) -> Callable[..., Any]:

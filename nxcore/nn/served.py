@@ -32,6 +32,7 @@ from nxcore.nn.exchange import (
     ROAMING,
     awake,
     become,
+    deep_copied,
     inherited,
     kind,
     kinds,
@@ -191,6 +192,13 @@ class Served(nn.Module):
         """Return what a copy is made of: of the class that is awake."""
         reduced = inherited(Served, self, "__reduce_ex__")(self, protocol)
         return of_class(AWAKE[type(self)], reduced, self) if type(self) in AWAKE else reduced
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return a copy that is awake, unless its mode has no kernel."""
+        made = deep_copied(self, inherited(Served, self, "__reduce_ex__")(self, 4), memo)
+        if kind(self) in AWAKE:
+            look(made)
+        return made
 
 
 def by_kernel(module: nn.Module, operator: Operator, *args: Any) -> Any:

@@ -238,6 +238,12 @@ def ensemble(*, train: bool) -> Row:
     return row
 
 
+def ensemble_of_parts(model: Any, x: Tensor) -> Any:
+    part = model.stem
+    parameters, buffers = stack_module_state([part, copy.deepcopy(part)])
+    return vmap(lambda p, b: functional_call(part, (p, b), (x,)))(parameters, buffers)
+
+
 def ensemble_on_meta(model: Any, x: Tensor) -> Any:
     parameters, buffers = stack_module_state([model, model])
     base = copy.deepcopy(model).to("meta")
@@ -349,6 +355,7 @@ ROWS: dict[str, Row] = {
         in_forward_mode,
         by_functional_jacobian,
         with_batched_gradients,
+        ensemble_of_parts,
         ensemble_on_meta,
         with_gradients_of_samples,
         mapped_over_images,
