@@ -131,6 +131,8 @@ class Program:
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Return the results of the graph."""
+        if not self.served:  # dynamo has marked these tensors; where it splits a graph it has shown others
+            self._stay |= {i for i, t in enumerate(inputs) if _stays(t)}
         self.served += 1
         # A graph may serve several models of one class, each with its own parameters.
         owner = None if self._own is None else inputs[self._own]

@@ -75,3 +75,16 @@ def test_models_of_one_class_share_a_graph_and_have_replays_of_their_own(compile
     del models, calls, ours, plain, call
     gc.collect()
     assert not program.replays
+
+
+def test_a_graph_that_dynamo_splits_for_exchanges_of_gradients(compiled, tmp_path, monkeypatch):
+    spread = torch.distributed
+    monkeypatch.setattr(spread, "_DEFAULT_FIRST_BUCKET_BYTES", 60)
+    spread.init_process_group("gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1)
+    try:
+        plain, ours = pair()
+        call = compiled(nn.parallel.DistributedDataParallel(ours, bucket_cap_mb=1e-4))
+        agree(call, ours, plain, 7)
+        assert ["replays" in line for line in front.report(ours)] == [True, True]
+    finally:
+        spread.destroy_process_group()
