@@ -85,6 +85,8 @@ LATER = (
     "tests/nas/test_whole_waits.py",
     "tests/nn/test_patience.py",
     "tests/nn/test_prepare.py",
+    "tests/nn/test_program_changes.py",
+    "tests/nn/test_programs.py",
     "tests/nn/test_served.py",
     "tests/nn/test_steps.py",
     "tests/nn/test_trial.py",
