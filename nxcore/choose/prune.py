@@ -14,12 +14,15 @@ from nxcore.choose.contenders import Choice, Contender
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
 from nxcore.choose.workers import SEVERAL
-from nxcore.observe.bar import shown
+from nxcore.observe.bar import Measuring, shown
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
 BARE = 3
 """The kernels of a backend without code on disk after which no other one is tried, if none had any."""
+
+MEASURING = Measuring()
+"""Of all sessions of the process."""
 
 
 class Pruner:
@@ -65,7 +68,7 @@ class Pruner:
     def measured(self, problem: Problem, args: tuple[Any, ...]) -> Choice:
         """Compile what is worth it, race the kernels, and keep the result; return the choice."""
         recall = self.estimator.recall
-        with once():
+        with once(), MEASURING.of(problem.op):
             listed = self.shortlist(problem)
             self.compile(problem, listed)
             entered, self._entered = self._entered, {}

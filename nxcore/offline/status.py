@@ -38,6 +38,10 @@ PREPARE = "nxcore.accelerate(model, prepare=(input,)) measures now"
 TUNE = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"
 
 
+SHOWN = 3
+"""The problems in exploration whose progress is shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """The kernels that serve a model or a recorded run. ``str()`` gives tables of at most 80 columns.
@@ -108,6 +112,8 @@ class Status:
             lines.append(self.table)
         told = [f"{n} {STATES[state]}" for state, n in self.counts.items() if n]  # type: ignore[index]  # its keys
         lines.append(f"problems: {'; '.join(told) or 'none met'}")
+        learning = [row for row in self.rows if row.state == "learning"]
+        lines += [f"in exploration: {r.problem.op}, {r.reason.rpartition(': ')[2]}" for r in learning[:SHOWN]]
         if any(row.calls for row in self.rows):
             lines.append(f"saved: {self.saved_ms:.3g} ms a step, from the medians of measurements")
         lines += [f"steps: {found}" for found in self.steps]

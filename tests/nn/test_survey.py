@@ -120,6 +120,7 @@ def test_what_calls_are_learning_is_told():
         found = nxcore.status(model, X)
     assert found.counts["learning"] >= 1
     assert "in exploration" in str(found)
+    assert " of 8 calls were met" in str(found)
     assert (
         found.next
         == "keep running: further calls decide; nxcore.accelerate(model, prepare=(input,)) measures now"

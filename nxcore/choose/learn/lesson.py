@@ -32,7 +32,7 @@ from nxcore.choose.learn.watch import Watch
 from nxcore.choose.process import Answer
 from nxcore.choose.workers import BESIDE, SEVERAL, Workers
 from nxcore.context import KernelWarning
-from nxcore.errors import DeviceLostError, VerificationError, present
+from nxcore.errors import FOREIGN, DeviceLostError, VerificationError, present
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.race import Race
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
@@ -355,7 +355,7 @@ class Lesson:
                 check_result(watch.inspected(args, audit=True) if watch else call(*args), problem)
         except DeviceLostError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever a kernel raises
+        except FOREIGN as error:
             self._failed(label, error)
             return
         if watch:

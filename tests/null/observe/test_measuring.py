@@ -1,0 +1,36 @@
+"""Measuring in first calls is silent while it is short, and says what it does where it takes long."""
+
+from __future__ import annotations
+
+from nxcore.observe.bar import EVERY_S, LONG_S, Measuring
+
+
+def test_a_line_is_written_once_measuring_has_taken_long_and_not_for_each_problem(capsys):
+    now = [0.0]
+    found = Measuring(lambda: now[0])
+
+    def measured(op, seconds):
+        with found.of(op):
+            now[0] += seconds
+        return capsys.readouterr().err
+
+    assert measured("add", LONG_S - 1) == ""
+    assert measured("sum", 1.0) == "", "that was short"
+    line = measured("entropy", 3.0)
+    assert line == "nxcore: measures entropy; 2 problems so far in 5 s. `nxcore tune` does that ahead\n"
+    assert measured("entropy", EVERY_S - 3.0) == "", "a moment after the last line"
+    assert "4 problems so far in 15 s" in measured("matmul", 1.0)
+
+
+def test_a_problem_that_fails_counts_too(capsys):
+    now = [0.0]
+    found = Measuring(lambda: now[0])
+    try:
+        with found.of("add"):
+            now[0] += LONG_S
+            raise ValueError
+    except ValueError:
+        pass
+    with found.of("sum"):
+        pass
+    assert "1 problem so far in 5 s" in capsys.readouterr().err
