@@ -20,6 +20,8 @@ from tests.pages.blocks import FOLLOWED, ROOT, blocks, pages
 from tests.pages.shell import environment
 from tests.venvs import furnished
 
+ALONE = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+"""Beside other tests, threads that wait for one another take most of the time."""
 GPU = torch.cuda.is_available()
 BROUGHT = (".", "./plugins/numba", "./plugins/triton")
 """What the environment has of those pages that don't install it."""
@@ -71,7 +73,7 @@ def test_a_page_does_what_it_says(page, tmp_path, request):
     done = fresh.run(
         "-c",
         f"from tests.pages.runner import main; main({page!r}, gpu={GPU})",
-        env=environment(tmp_path / "cache", programs),
+        env=environment(tmp_path / "cache", programs) | ALONE,
         cwd=folder,
         python=programs / "python",
         timeout=500,
