@@ -167,12 +167,10 @@ class Gate:
             return None
         compiling(f"a trial of {suspect.kernel}")
         found = trial.held(doubt, self.store)
-        if found.crashed:
+        if found.crashed or found.impossible:
             return self.quarantine.add(suspect, "crashed", f"{doubt.reason}, and {found.why}").refusal
         if found.passed:
             self.quarantine.acquit(suspect)
-        elif found.impossible:
-            self.quarantine.run_here(doubt)
         else:
             return Refusal(Code.MEMORY, f"{doubt.reason}, and {found.why}")
         return None

@@ -74,7 +74,7 @@ def held(doubt: Doubt, store: Store, limit: float = LIMIT_S) -> Outcome:
     """Try a kernel in a process of its own, and wait for that."""
     suspect, kept = doubt.suspect, store.folder
     if not doubt.call or kept is None or not sys.executable or getattr(sys, "frozen", False):
-        return Outcome(impossible=True)
+        return Outcome(impossible=True, why="it can't be tried in another process")
     _log.warning(
         "%s of %s: %s; it is tried in a process of its own first", suspect.kernel, suspect.op, doubt.reason
     )
@@ -113,7 +113,7 @@ def _judged(status: int, lines: list[str]) -> Outcome:
     if ENDED in lines:
         return Outcome(passed=True)
     if ABSENT in lines:
-        return Outcome(impossible=True)
+        return Outcome(impossible=True, why="it can't be tried in another process")
     if LOST in lines:
         return Outcome(crashed=True, why="it ended the CUDA context when it was tried")
     if BEGUN in lines and (-status in FAULTS or status >= 0):
