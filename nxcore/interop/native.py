@@ -23,6 +23,9 @@ from nxcore.spec.spec import REQUIRED, Drawn, OpSpec
 
 GROUP = "nxcore.native"
 
+INTERFACE = 1
+"""The extension's number for what either side calls of the other; it is raised with every change."""
+
 LETTERS = {
     "tensor": "t",
     "tensors": "m",
@@ -72,6 +75,8 @@ def found() -> Found:
     named = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
     try:
         extension = entry.load()()
+        if (built := getattr(extension, "INTERFACE", 0)) != INTERFACE:
+            raise ImportError(f"built from other sources: interface {built}, expected {INTERFACE}")
         extension.setup(PREFERENCE, NOTHING, internals.raw_stream)
         PREFERENCE.set(PREFERENCE.get())  # a value that was set is found without a search
         run_by(functools.partial(_recorded, extension))

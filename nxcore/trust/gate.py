@@ -163,7 +163,7 @@ class Gate:
             return None
         suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
         doubt = self.quarantine.doubt(suspect)
-        if doubt is None or doubt.here:
+        if doubt is None:
             return None
         compiling(f"a trial of {suspect.kernel}")
         found = trial.held(doubt, self.store)

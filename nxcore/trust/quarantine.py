@@ -19,7 +19,7 @@ import platform
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -167,23 +167,11 @@ class Quarantine:
         if self._doubts.pop(_place(suspect.key), None):
             self.store.remove("doubts", suspect.key)
 
-    def run_here(self, doubt: Doubt) -> None:
-        """Note that a kernel runs in this process, since it can't be tried in another."""
-        self._keep(replace(doubt, here=True))
-
-    def _keep(self, doubt: Doubt) -> None:
-        self._doubts[_place(doubt.suspect.key)] = doubt
-        self.store.write("doubts", doubt.suspect.key, doubt.to_dict())
-
     def _doubted(self, suspect: Suspect, what: str, call: Mapping[str, Any]) -> None:
-        """Note that a process ended in a kernel; believe it if the kernel ran again and one ended again."""
-        before = self.doubt(suspect)
-        if before and before.here:
-            reason = f"processes ended during {before.what} and {what}: it crashed, or hung and was killed"
-            self.add(suspect, "crashed", reason)
-        else:
-            self._keep(Doubt(suspect, what, dict(call), time.time()))
-            _log.info("doubt: %s of %s: a process ended during %s", suspect.kernel, suspect.op, what)
+        """Note that a process ended in a kernel."""
+        self._doubts[_place(suspect.key)] = doubt = Doubt(suspect, what, dict(call), time.time())
+        self.store.write("doubts", suspect.key, doubt.to_dict())
+        _log.info("doubt: %s of %s: a process ended during %s", suspect.kernel, suspect.op, what)
 
     def add(self, suspect: Suspect, kind: Kind, reason: str) -> Quarantined:
         """Reject a kernel for all calls of one dtype."""
@@ -250,8 +238,6 @@ class Quarantine:
         self.store.write("journal", key, note)
         try:
             yield
-            if (doubt := self.doubt(suspect)) and doubt.here:
-                self.acquit(suspect)
         except KeyboardInterrupt:
             if time.time() - started > PATIENCE:
                 self._doubted(suspect, what, call)
@@ -302,11 +288,11 @@ def _entry(key: Mapping[str, Any], document: Mapping[str, Any]) -> Quarantined |
 
 
 def _doubt(document: Mapping[str, Any]) -> Doubt | None:
-    what, call, since, here = (document.get(name) for name in ("what", "call", "since", "here"))
+    what, call, since = (document.get(name) for name in ("what", "call", "since"))
     found = _suspect(document)
     if found is None or not (isinstance(what, str) and isinstance(call, dict) and isinstance(since, float)):
         return None
-    return Doubt(found, what, call, since, bool(here))
+    return Doubt(found, what, call, since)
 
 
 def _suspect(note: Mapping[str, Any]) -> Suspect | None:

@@ -54,15 +54,12 @@ class Doubt:
         The problem and its expression as plain data, empty if unknown: what is tried again.
     since : float
         When that was found, in seconds since the epoch.
-    here : bool
-        Whether it can't be tried in another process, so that it runs here once more.
     """
 
     suspect: Suspect
     what: str
     call: Mapping[str, Any]
     since: float
-    here: bool = False
 
     @property
     def reason(self) -> str:

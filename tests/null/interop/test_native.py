@@ -67,6 +67,13 @@ def test_an_extension_for_another_torch_is_left_out_and_said_so(path, monkeypatc
 
 
 @COMPILED
+def test_an_extension_of_other_sources_is_left_out_and_said_so(path, monkeypatch):
+    monkeypatch.setattr(native, "entry_points", lambda group: [Entry(SimpleNamespace)])
+    with pytest.warns(native.NativeWarning, match="from other sources: interface 0, expected 1"):
+        assert native.found.__wrapped__().extension is None
+
+
+@COMPILED
 def test_without_the_extension_python_finds_the_plans(path, monkeypatch):
     monkeypatch.setattr(native, "entry_points", lambda group: [])
     found = native.found.__wrapped__()

@@ -196,32 +196,6 @@ def test_many_processes_that_were_killed_at_once_are_one_doubt(tmp_path):
     assert list(found) == []
 
 
-def test_a_kernel_that_cannot_be_tried_elsewhere_is_believed_to_crash_at_the_second_time(store):
-    key = place()
-    store.write("journal", key, note())
-    first = Quarantine(store)
-    first.run_here(first.doubts[0])
-    store.write("journal", key, note(what="its verification"))
-    (entry,) = Quarantine(store)
-    assert entry.reason == (
-        "processes ended during its first run and its verification: it crashed, or hung and was killed"
-    )
-    assert Quarantine(store).doubts == []
-
-
-def test_a_kernel_that_ran_here_is_acquitted(store):
-    store.write("journal", place(), note())
-    found = Quarantine(store)
-    suspect = found.doubts[0].suspect
-    with found.watched(suspect, "its verification"):
-        pass
-    assert found.doubts, "it was to be tried elsewhere"
-    found.run_here(found.doubts[0])
-    with found.watched(suspect, "its verification"):
-        pass
-    assert found.doubts == Quarantine(store).doubts == []
-
-
 def test_clearing_removes_doubts(store):
     store.write("journal", place(), note())
     found = Quarantine(store)
