@@ -128,13 +128,14 @@ def work(name: str, training: bool, accelerated: bool, warm_s: float) -> None:
 
 def row(name: str, mode: str, args: argparse.Namespace, cache: str) -> dict[str, Any]:
     """Return the medians of both ways, and of the ratios of neighbouring blocks."""
-    workers = []
-    for accelerated in (False, True):
+    workers, facts = [], []
+    for accelerated in (False, True):  # the second learns beside a first one that waits
         command = [sys.executable, __file__, "--work", name, mode, str(int(accelerated)), str(args.warm)]
+        # As set: the cache of this run alone, as on a machine that nothing was measured on.
         environ = os.environ | {"NXCORE_CACHE": cache}
         pipe = subprocess.PIPE
         workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ))
-    facts = [json.loads(w.stdout.readline()) for w in workers]
+        facts.append(json.loads(workers[-1].stdout.readline()))
     blocks: list[list[list[float]]] = [[], []]
     for turn in range(args.blocks):
         for i in (0, 1) if turn % 2 else (1, 0):

@@ -300,7 +300,7 @@ def _trial(
         case = tree_map(functools.partial(_varied, kind=kind), given)
         twin.train(training)
         if why := difference(twin, before, functools.partial(_summed, found=summed), case):
-            return "a trial call with one operator for its weighted sums" + why.removeprefix("a trial call")
+            return f"with one operator for its weighted sums, {why}"
         if not summed:
             return "it does not add up outputs of its lists, each multiplied by a weight without dimensions"
     return [

@@ -209,7 +209,7 @@ class Written(nn.Module):
         (Fickle, "forward does more than compute: STORE_ATTR calls", 1),
         (
             Written,
-            "a trial call with one operator for its weighted sums returned another result or gradient",
+            "with one operator for its weighted sums, a trial call returned another result or gradient",
             2,
         ),
     ],

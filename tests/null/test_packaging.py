@@ -132,5 +132,5 @@ def test_the_extension_is_small_enough_to_be_read():
         for path in (ROOT / "native" / "csrc").glob("[a-z]*")
         for line in path.read_text(encoding="utf-8").splitlines()
     ]
-    assert len(lines) <= 1500
+    assert len(lines) <= 1700
     assert max(map(len, lines)) <= 120
