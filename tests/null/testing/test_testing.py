@@ -6,7 +6,6 @@ import itertools
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -211,12 +210,6 @@ ONLY = {  # what a kernel is wrong in, and nothing else
     "writes_in_place",
     "returns_promptly",
 }
-
-
-@pytest.fixture(autouse=True)
-def in_this_folder(monkeypatch):
-    """Whatever a hostile kernel does, the next test runs in the same folder."""
-    monkeypatch.chdir(Path.cwd())
 
 
 @pytest.mark.parametrize("op", SPECS)
