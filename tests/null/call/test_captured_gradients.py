@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nxcore.call import gradient_route
-from nxcore.choose import chooser, contenders, tuner
+from nxcore.choose import chooser, contenders
 from nxcore.choose.contenders import AGAIN
 from nxcore.measure import race
 from nxcore.measure.timing import REGIMES, Timing
@@ -76,7 +76,7 @@ class Machine:
 def test_a_captured_step_has_the_kernels_that_win_under_capture(monkeypatch, name, joined_us, served):
     machine = Machine(name, joined_us)
     monkeypatch.setattr(race, "race", machine.race)
-    for module in (contenders, tuner, gradient_route):
+    for module in (contenders, gradient_route):
         monkeypatch.setattr(module, "regimes", lambda problem: REGIMES)
     for module in (chooser, gradient_route):
         monkeypatch.setattr(module, "capturing", lambda problem: machine.capturing)

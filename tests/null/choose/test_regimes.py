@@ -10,7 +10,7 @@ import torch
 
 from nxcore import session
 from nxcore.call import wrappers
-from nxcore.choose import contenders, tuner
+from nxcore.choose import contenders
 from nxcore.choose.contenders import AGAIN
 from nxcore.context import KernelWarning
 from nxcore.measure import race
@@ -70,8 +70,7 @@ class Machine:
 def machine(tmp_path, monkeypatch):
     found = Machine(tmp_path)
     monkeypatch.setattr(race, "race", found.race)
-    for module in (contenders, tuner):
-        monkeypatch.setattr(module, "regimes", lambda problem: REGIMES)
+    monkeypatch.setattr(contenders, "regimes", lambda problem: REGIMES)
     fakes.identified(monkeypatch)
     for module in (session, wrappers):
         monkeypatch.setattr(module, "capturing", lambda problem: found.capturing)
