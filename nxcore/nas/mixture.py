@@ -117,7 +117,7 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _fits(module: nn.Module, args: Any) -> bool:
     """Return whether arguments are those that the module's code was run on."""
     takes: Takes | None = vars(module).get(TAKES)  # None where another thread has given the class back
-    if takes is None or len(args) != 2 or tuple(_children(module)) != takes.names:
+    if takes is None or len(args) != 2 or tuple(_children(module, takes)) != takes.names:
         return False
     weights = args[1]
     if isinstance(weights, Tensor):
@@ -136,7 +136,12 @@ def _vector(weights: Any) -> Tensor:
 
 def blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum of the operations; those that only return zeros are skipped."""
-    operations, zeros = [*_children(self).values()], vars(self).get(ZEROS, ())
+    noted = vars(self).copy()  # at once: another thread may give the class back
+    takes: Takes | None = noted.get(TAKES)
+    if takes is None:
+        own: Tensor = before(self, x, weights)
+        return own
+    operations, zeros = [*_children(self, takes).values()], noted.get(ZEROS, ())
     run = [i for i, op in enumerate(operations) if hooked(op) or not is_zero(op, zeros)]
     if run and len(run) < len(operations):
         ends = [i for i in range(1, len(run)) if run[i] > run[i - 1] + 1]
@@ -147,10 +152,10 @@ def blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
         operations = [operations[i] for i in run]
     else:
         weights = span_of(weights, 0, len(operations))
-    written = WRITES in vars(self)
+    written = WRITES in noted
     state = state_of(self, x, written=written)
     known = [None if written else shared(state, op) for op in operations]
-    norms = dict(vars(self).get(ENDS, ()))
+    norms = dict(noted.get(ENDS, ()))
     return node.summed(edge_of(self, operations, known, x, weights, norms, written=written))
 
 
@@ -181,10 +186,9 @@ def holder_of(module: nn.Module) -> nn.Module | None:
     return None if any(lists_of(inner) for op in held[0].children() for inner in op.modules()) else held[0]
 
 
-def _children(module: nn.Module) -> dict[str, Any]:
+def _children(module: nn.Module, takes: Takes) -> dict[str, Any]:
     """Return the operations of a module that is taken, by name."""
-    takes: Takes | None = vars(module).get(TAKES)
-    held: Any = None if takes is None else vars(module)["_modules"].get(takes.holder)
+    held: Any = vars(module)["_modules"].get(takes.holder)
     return vars(held)["_modules"] if isinstance(held, LISTS) else {}
 
 
@@ -203,8 +207,7 @@ def differs(module: nn.Module, name: str, swap: Swap, trials: dict[Any, Trial]) 
         trial = trials[cls] = found
         if key is not None:
             trials[key] = trial
-    vars(module)[TAKES] = trial.takes
-    operations = [*_children(module).values()]
+    operations = [*_children(module, trial.takes).values()]
     if len(trial.zeros) < len(operations):
         vars(module)[ZEROS] = tuple(
             (operations[i], reads.watch(operations[i])) for i, reads in trial.zeros.items()
@@ -214,13 +217,14 @@ def differs(module: nn.Module, name: str, swap: Swap, trials: dict[Any, Trial]) 
     else:
         vars(module)[ENDS] = tuple((operations[i], last_of(operations[i])) for i in trial.ends)
     watch = trial.reads.watch(module)
+    vars(module)[TAKES] = trial.takes  # the last that a call reads
     vars(module)[AUDIT] = Audit(name, swap, watch, trial.count, before, _taken, leave)
     return ""
 
 
 def leave(module: nn.Module) -> None:
     """Take from a module what was noted there."""
-    for name in (PART, ZEROS, WRITES, ENDS, TAKES):
+    for name in (TAKES, PART, ZEROS, WRITES, ENDS):  # a call that finds the first finds all
         vars(module).pop(name, None)
 
 
@@ -294,7 +298,7 @@ def tried_on(
     except FOREIGN as error:
         return f"a trial call raised {type(error).__name__}: {error}"
     vars(twin)[TAKES] = takes
-    operations, generator = [*_children(twin).values()], torch.Generator().manual_seed(0)
+    operations, generator = [*_children(twin, takes).values()], torch.Generator().manual_seed(0)
     zeros = {i: own for i, op in enumerate(operations) if (own := proof.zeros(op)) is not None}
     if len(zeros) < len(operations):
         vars(twin)[ZEROS] = tuple((operations[i], own.watch(operations[i])) for i, own in zeros.items())

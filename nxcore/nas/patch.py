@@ -172,7 +172,7 @@ def unpatch(model: nn.Module) -> Swap:
         whole.leave(module)
         if cls := getattr(type(module), PATCHED, None):
             module.__class__ = cls
-            for name_of_ours in (PART, TAKING, AUDIT, ZEROS, WRITES, ENDS, TAKES):
+            for name_of_ours in (TAKES, PART, TAKING, AUDIT, ZEROS, WRITES, ENDS):
                 vars(module).pop(name_of_ours, None)
             swap.replaced[name] = cls.__name__
     return swap
