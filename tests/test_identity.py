@@ -174,7 +174,7 @@ SOMETHING = {
     "JAX's arithmetic": ("nxcore_jax/entropy.py", lambda t: t.replace(" * ", " + "), ["jax entropy"]),
     "a reference": (
         "nxcore/ops/entropy.py",
-        replaced("return -(p * log_p", "return -(2 * p * log_p"),
+        replaced("found = -(log_p.exp()", "found = -(2 * log_p.exp()"),
         [*ENTROPIES, "triton entropy"],
     ),
     "a tolerance": (
