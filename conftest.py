@@ -34,6 +34,9 @@ if not CUDA:
 # What a session learns is this run's alone: neither the user's nor the last run's.
 os.environ["NXCORE_CACHE"] = tempfile.mkdtemp(prefix="nxcore-tests-")
 
+# Tables are as wide as in a pipe. Python's readline sets it for child processes, thus for pytest's workers.
+os.environ.pop("COLUMNS", None)
+
 # No test starts processes but those that say so.
 os.environ["NXCORE_WORKERS"] = "0"
 

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 import nxcore
 from nxcore import nas
 from nxcore.errors import InvalidInputError
-from nxcore.nn.served import Served
+from nxcore.nn import linear, modules
 from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -108,11 +109,11 @@ def _operator(_module: nn.Module, operator: Any, *args: Any) -> Any:
 @contextlib.contextmanager
 def by_operators() -> Iterator[None]:
     """Have modules run their operators, whoever serves these."""
-    before, Served.by_kernel = Served.by_kernel, _operator  # type: ignore[method-assign]
-    try:
+    with (
+        mock.patch.object(modules, "by_kernel", _operator),
+        mock.patch.object(linear, "by_kernel", _operator),
+    ):
         yield
-    finally:
-        Served.by_kernel = before  # type: ignore[method-assign]
 
 
 def recorded(name: str, device: str = "cpu", kinds: Sequence[Kind] = KINDS) -> Iterator[dict[str, Any]]:

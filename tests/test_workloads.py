@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import nxcore
+from nxcore.nn import served
 from nxcore.registry.discovery import discover
 from nxcore.store import problems
 
@@ -76,6 +77,17 @@ def test_a_step_is_recorded_in_both_dtypes_and_layouts(
     sizes = [line["size"] for line in lines if line["op"] == "avg_pool2d_backward"]
     assert sizes == [[64, 3, 8, 8]] * len(sizes)
     assert sizes
+
+
+def test_no_module_asks_who_serves_while_a_step_is_recorded(workloads: ModuleType) -> None:
+    asking = [
+        m for name, m in sys.modules.items() if name.startswith("nxcore.nn.") and hasattr(m, "by_kernel")
+    ]
+    asking.remove(served)
+    assert len(asking) >= 2
+    with workloads.by_operators():
+        assert all(module.by_kernel is not served.by_kernel for module in asking)
+    assert all(module.by_kernel is served.by_kernel for module in asking)
 
 
 @pytest.mark.slow

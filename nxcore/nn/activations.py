@@ -69,7 +69,7 @@ def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], C
         theirs: Callable[[Any, Tensor], Tensor] = torchs.forward
         only = numbers[0] if len(numbers) == 1 else ""
 
-        # ``Served.by_kernel`` is written out: a call of another function takes a tenth of an operator's.
+        # ``served.by_kernel`` is written out: a call of another function takes a tenth of an operator's.
         def forward(self: Any, input: Tensor) -> Tensor:
             """Return the function of each element."""
             if is_compiling():  # a compiler fuses it with what surrounds it

@@ -16,7 +16,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
 from nxcore.observe.counted import Counted
-from nxcore.offline import ahead, survey
+from nxcore.offline import ahead, status
 from nxcore.registry import made
 from nxcore.spec.problem import Problem
 from nxcore.store import problems
@@ -285,7 +285,7 @@ def test_a_recording_of_an_expression_is_read_where_nobody_made_it(tmp_path):
     cells = ahead.of_trace(elsewhere.registry, path)
     assert [cell.spec.name for cell in cells] == ["drawn_backward", "drawn"]
     assert elsewhere.registry.spec("drawn").expression == operator.spec.expression
-    found = survey.of_trace(fakes.session(), path)
+    found = status.of_trace(fakes.session(), path)
     assert {row.problem.op for row in found.rows} == {"drawn", "drawn_backward"}
     rows = list(ahead.tuned(elsewhere, cells, effort=fakes.QUICK))
     assert {row.status for row in rows} <= {"measured", "unclear", "no race"}
