@@ -45,6 +45,7 @@ def test_a_problem_that_is_left_out_has_a_row(capsys):
     assert "no GPU" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("session")
 def test_operators_are_listed_with_the_kernels_that_only_some_have():
     text = cli.run("ops")
     assert "every operator also has: torch" in text
