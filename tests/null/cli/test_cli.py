@@ -50,7 +50,7 @@ def run(*words: str, status: int = 0) -> str:
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert done.exit_code == status, done.output
-    return done.output
+    return done.stdout or done.stderr  # the latter may have a line on what takes long, too
 
 
 def rows(*words: str, status: int = 0):
