@@ -20,7 +20,8 @@ from nxcore.spec.spec import OpSpec, Way
 def is_sharded(args: tuple[Any, ...]) -> bool:
     """Return whether a ``DTensor`` is among ``args``; False if the class was never imported."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(t, module.DTensor) for t in tensors_of(args))
+    cls = getattr(module, "DTensor", None)  # another thread may be importing the module
+    return cls is not None and any(isinstance(t, cls) for t in tensors_of(args))
 
 
 def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
