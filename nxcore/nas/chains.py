@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nxcore import session
 from nxcore.call.unusual import unusual
+from nxcore.context import in_force
 from nxcore.errors import FOREIGN
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.late import LATE
@@ -173,7 +173,7 @@ def _agrees(op: nn.Module) -> bool:
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             torch.autocast(device.type, enabled=False),
             torch.no_grad(),
-            session.default().use("torch"),
+            in_force(backends=("torch",)),  # which wakes no module that rests
         ):
             wanted, found = twin(x.clone()), x
             for block in blocks:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nxcore import session
 from nxcore.call.unusual import unusual
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, in_force
 from nxcore.errors import FOREIGN
 from nxcore.graphs.dice import differ, hosts, put_hosts_back
 from nxcore.graphs.hooks import saving
@@ -119,7 +118,7 @@ def aside(twin: nn.Module) -> Iterator[None]:
             torch.random.fork_rng(devices),
             torch.autocast(first.device.type, enabled=False),
             torch.enable_grad(),
-            session.default().use("torch"),
+            in_force(backends=("torch",)),  # which wakes no module that rests
         ):
             yield
     finally:

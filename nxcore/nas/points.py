@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nxcore import session
 from nxcore.call.unusual import PLAIN, unusual
+from nxcore.context import in_force
 from nxcore.errors import FOREIGN, InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import LATE
@@ -235,7 +236,7 @@ def _agrees_on(device: torch.device, op: nn.Module) -> bool:
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             torch.autocast(device.type, enabled=False),
             torch.enable_grad(),
-            session.default().use("torch"),
+            in_force(backends=("torch",)),  # which wakes no module that rests
         ):
             wanted = _outcome(functools.partial(before, twin), x, leaves)
             found = _outcome(layers.run, x, leaves)
