@@ -28,6 +28,7 @@ from nxcore.graphs.whole import Whole
 from nxcore.interop import internals
 from nxcore.nn.exchange import AWAKE, OF, PATCHED, Plain, kind
 from nxcore.nn.renewal import faster, roomy
+from nxcore.program.memory import kept
 from nxcore.session import default
 
 PACKAGES = ("torch.", "nxcore.")
@@ -158,7 +159,7 @@ class ModelWhole(Whole):
             if why:  # it had to wait, and may be made later
                 self.early, self._left = True, self._left + 1
         del olds, news, old
-        _kept(device)  # the memory of the other one
+        kept(device)  # the memory of the other one
         return ""
 
     def _again(self) -> None:
@@ -223,7 +224,7 @@ class ModelWhole(Whole):
         torchs, self._torchs = self._torchs, None
         device, names = tensors[0].device, self._reads(module)
         default().chooser.survey.spare = 0  # torch serves what isn't known, and no step waits for it
-        before, run = _kept(device), Packed(self.run, self._uses, self._partly)
+        before, run = kept(device), Packed(self.run, self._uses, self._partly)
         try:
             made = Capture(
                 *(run, module, tensors, recorder, names, ran_s, torchs, self._dice),
@@ -231,7 +232,7 @@ class ModelWhole(Whole):
             )
             made.unpack = run.unpack
         finally:
-            after = _kept(device)
+            after = kept(device)
         self.pool += max(0, after - before)
         self.early = self._left > 0 and default().learning
         return made
@@ -349,14 +350,3 @@ def _counts_as(cls: type) -> type:
     """Return the class of a module without a watch, and when it is awake."""
     own: type[nn.Module] = vars(cls).get(OF, cls)
     return AWAKE.get(own, own)
-
-
-def _kept(device: torch.device) -> int:
-    """Return the bytes that torch keeps of a device, after it has returned those that nothing uses.
-
-    What runs beside a capture took belongs to a stream that no step uses.
-    """
-    if device.type != "cuda":
-        return 0
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved(device)

@@ -73,4 +73,4 @@ def test_what_runs_took_is_returned_after_a_capture():
     device = torch.device("cuda", 0)
     torch.empty(2**24, device=device)
     before = torch.cuda.memory_reserved(device)
-    assert whole._kept(device) < before
+    assert whole.kept(device) < before
