@@ -29,7 +29,7 @@ def model(monkeypatch):
 
     kept = iter([0, 1 << 30] * 4)
     monkeypatch.setattr(whole, "Capture", Noted)
-    monkeypatch.setattr(whole, "_kept", lambda _: next(kept))
+    monkeypatch.setattr(whole, "kept", lambda _: next(kept))
     monkeypatch.setattr(whole, "available", lambda: True)
     monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
     monkeypatch.setattr(
