@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nxcore.choose.ahead import compiled, pays
 from nxcore.choose.chooser import LEARNING
+from nxcore.choose.prune import MEASURING
 from nxcore.interop.internals import gradients
 from nxcore.observe import bar
 from nxcore.observe.bar import Advance
@@ -26,9 +27,12 @@ def prepared(
     The kernels are compiled first, by workers where there are several. The model's buffers and gradients and
     torch's random state are as before, and so are the inputs'.
     """
+    problems = met(session, lambda: step(model, inputs))
     if pays(session.tuner):
-        compiled(session.tuner, met(session, lambda: step(model, inputs)), advance)
-    with session.policy("measure"):
+        compiled(session.tuner, problems, advance)
+    known = session.chooser.recall.wisdom.known
+    new = [p for p in problems if session.tuner.accepting(p) and not (session.chooser.known(p) or known(p))]
+    with session.policy("measure"), MEASURING.expected(len(new), advance):
         step(model, inputs)
 
 

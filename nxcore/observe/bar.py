@@ -33,7 +33,7 @@ LONG_S, EVERY_S = 5.0, 10.0
 class Measuring:
     """Says on standard error what is being measured in first calls, once that takes long.
 
-    How many problems a program has isn't known before its calls.
+    How many problems a program has isn't known before its calls, unless somebody has counted them.
 
     Parameters
     ----------
@@ -43,21 +43,42 @@ class Measuring:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._count, self._seconds, self._said = clock, 0, 0.0, -math.inf
+        self._most, self._advance = 0, _silent
+
+    @contextlib.contextmanager
+    def expected(self, count: int, advance: Advance) -> Iterator[None]:
+        """Measure ``count`` problems within this block; in a terminal ``advance`` shows each."""
+        self._count, self._seconds, self._most, self._advance = 0, 0.0, count, advance
+        try:
+            yield
+        finally:
+            self._most, self._advance = 0, _silent
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
         """Measure a problem within this block."""
         began = self._clock()
-        if self._seconds >= LONG_S and began - self._said >= EVERY_S:
+        if self._most and sys.stderr.isatty():
+            self._advance(f"measures {what}{self._left()}", self._count, max(self._most, self._count))
+        elif self._seconds >= LONG_S and began - self._said >= EVERY_S:
             self._said = began
-            problems = f"{self._count} problem{'s' * (self._count != 1)}"
-            so_far = f"{problems} so far in {self._seconds:.0f} s"
-            sys.stderr.write(f"nxcore: measures {what}; {so_far}. `nxcore tune` does that ahead\n")
+            sys.stderr.write(f"nxcore: measures {what}{self._so_far()}\n")
         try:
             yield
         finally:
             self._count += 1
             self._seconds += self._clock() - began
+
+    def _so_far(self) -> str:
+        if self._count < self._most:
+            return f", {self._count + 1} of {self._most}{self._left()}"
+        problems = f"{self._count} problem{'s' * (self._count != 1)}"
+        return f"; {problems} so far in {self._seconds:.0f} s. `nxcore tune` does that ahead"
+
+    def _left(self) -> str:
+        """Return how long the rest takes, by the mean so far."""
+        left = self._most - self._count
+        return f", about {self._seconds / self._count * left:.0f} s" if self._count and left > 0 else ""
 
 
 def told(line: str) -> None:

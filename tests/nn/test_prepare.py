@@ -11,6 +11,7 @@ from torch import nn
 import nxcore
 from nxcore.choose import ahead
 from nxcore.choose.process import Answer
+from nxcore.choose.prune import MEASURING
 from nxcore.nn.prepare import prepared, step
 from nxcore.session import default
 
@@ -75,6 +76,21 @@ def test_workers_compile_first_where_there_are_several(session, monkeypatch):
     asked = {op for op, _ in session.tuner.workers.asked}
     assert {"batch_norm", "max_pool2d_with_offsets"} <= asked, asked
     assert told[-1][1:] == (len(told), len(told))
+
+
+def test_how_many_problems_are_measured_is_counted_first(session, monkeypatch):
+    counted = []
+    expected = MEASURING.expected
+    monkeypatch.setattr(
+        MEASURING, "expected", lambda n, advance: (counted.append(n), expected(n, advance))[1]
+    )
+    net, x = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2)), torch.randn(1, 2, 16, 22)
+    nxcore.accelerate(net)
+    prepared(session, net, (x,))
+    before = MEASURING._count
+    prepared(session, net, (x,))
+    assert counted == [before, 0], "each is measured once"
+    assert before > 0
 
 
 def test_what_workers_cant_do_is_told(session, caplog, monkeypatch):

@@ -34,3 +34,22 @@ def test_a_problem_that_fails_counts_too(capsys):
     with found.of("sum"):
         pass
     assert "1 problem so far in 5 s" in capsys.readouterr().err
+
+
+def test_where_the_number_is_known_it_is_said_with_the_time_that_is_left(capsys, monkeypatch):
+    now, shown = [0.0], []
+    found = Measuring(lambda: now[0])
+
+    def measured(op, seconds):
+        with found.of(op):
+            now[0] += seconds
+        return capsys.readouterr().err
+
+    with found.expected(4, lambda *step: shown.append(step)):
+        assert measured("add", LONG_S) == ""
+        assert measured("sum", 1.0) == "nxcore: measures sum, 2 of 4, about 15 s\n"
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        assert measured("entropy", 3.0) == "", "a bar shows it"
+    assert shown == [("measures entropy, about 6 s", 2, 4)]
+    measured("add", EVERY_S)
+    assert len(shown) == 1, "the number isn't known any more"
