@@ -43,7 +43,8 @@ class Measuring:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._count, self._seconds, self._said = clock, 0, 0.0, -math.inf
-        self._most, self._advance = 0, _silent
+        self._most = 0
+        self._advance: Advance = _silent
 
     @contextlib.contextmanager
     def expected(self, count: int, advance: Advance) -> Iterator[None]:
