@@ -26,8 +26,10 @@ def shown(title: str, *, lines: bool = False) -> Iterator[Advance]:
         yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
 
 
-LONG_S, EVERY_S = 5.0, 10.0
-"""Seconds of measuring in first calls before anything is said of it, and between two lines."""
+LONG_S, EVERY_S, FEW = 5.0, 10.0, 3
+"""Seconds of measuring in first calls before anything is said of it, and between two lines; the problems from
+whose mean the rest is estimated.
+"""
 
 
 class Measuring:
@@ -79,7 +81,8 @@ class Measuring:
     def _left(self) -> str:
         """Return how long the rest takes, by the mean so far."""
         left = self._most - self._count
-        return f", about {self._seconds / self._count * left:.0f} s" if self._count and left > 0 else ""
+        known = self._count >= FEW and left > 0  # the first one loads a toolkit
+        return f", about {self._seconds / self._count * left:.0f} s" if known else ""
 
 
 def told(line: str) -> None:

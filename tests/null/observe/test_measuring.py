@@ -45,11 +45,12 @@ def test_where_the_number_is_known_it_is_said_with_the_time_that_is_left(capsys,
             now[0] += seconds
         return capsys.readouterr().err
 
-    with found.expected(4, lambda *step: shown.append(step)):
+    with found.expected(5, lambda *step: shown.append(step)):
         assert measured("add", LONG_S) == ""
-        assert measured("sum", 1.0) == "nxcore: measures sum, 2 of 4, about 15 s\n"
+        assert measured("sum", EVERY_S) == "nxcore: measures sum, 2 of 5\n"
+        assert measured("sum", 3.0) == "nxcore: measures sum, 3 of 5\n"
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         assert measured("entropy", 3.0) == "", "a bar shows it"
-    assert shown == [("measures entropy, about 6 s", 2, 4)]
+    assert shown == [("measures entropy, about 12 s", 3, 5)]
     measured("add", EVERY_S)
     assert len(shown) == 1, "the number isn't known any more"
