@@ -59,23 +59,17 @@ def _around(text: str, found: re.Match[str]) -> str:
     return " ".join(text[max(0, found.start() - 25) : found.end() + 25].split())
 
 
-def _read_by_users(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each string but the docstrings of private names."""
-    private = set()
+def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each string: private docstrings too."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and node.name.startswith(
-            "_"
-        ):
-            private |= {id(n) for n in ast.walk(node.body[0]) if isinstance(node.body[0], ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in private:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
 @pytest.mark.parametrize("path", PYTHON)
-def test_strings_and_public_docstrings_use_plain_words(path):
+def test_strings_and_docstrings_use_plain_words(path):
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    found = [f"{path}:{line}: {p}" for line, text in _read_by_users(tree) for p in _problems(text)]
+    found = [f"{path}:{line}: {p}" for line, text in _strings(tree) for p in _problems(text)]
     assert not found, "\n".join(found)
 
 

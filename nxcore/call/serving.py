@@ -181,7 +181,7 @@ class Joiner:
         return crossing.call
 
     def _tell(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> None:
-        """Tell the observers of both ways the problem of the gradient, which torch may compute by itself."""
+        """Report to the observers of both ways the gradient's problem, which torch may compute by itself."""
         gradient = operator.spec.gradient
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return

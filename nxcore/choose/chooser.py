@@ -276,7 +276,7 @@ class Chooser:
     def _later(self, problem: Problem, backend: str | None) -> str:
         """Return why torch serves a problem until a capture chooses for its calls; empty where it doesn't.
 
-        What is unknown is learnt meanwhile, where a policy learns it beside the calls.
+        An unknown problem is learnt until then, where a policy learns it beside the calls.
         """
         order, policy = PREFERENCE.get(), self.policy
         if not order.later or order.backends or backend or self.lock.chosen or policy == "frozen":

@@ -64,7 +64,7 @@ def collect(trace: Path | None = None, *, quiet: bool = True) -> list[dict[str, 
 
 
 def _compilers(session: Any, trace: Path | None, *, quiet: bool) -> dict[str, Any]:
-    """Return the row that tells which calls need a compiler, with one entry for each of their kernels."""
+    """Return the row that says which calls need a compiler, with one entry for each of their kernels."""
     from nxcore.cli import render
     from nxcore.offline import compilers
     from nxcore.spec.kernel import Check

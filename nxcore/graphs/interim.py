@@ -120,7 +120,7 @@ class Interim:
         return found
 
     def _leave(self, capture: ByTorch, device: torch.device) -> None:
-        """Leave the device to the process if it asks, and steps aren't slow for that."""
+        """Leave the device to the process if it waits for it, and steps aren't slow for that."""
         survey, ledger = default().chooser.survey, self._ledger
         turns = survey.turns
         if not turns.asked:

@@ -88,7 +88,7 @@ class Late:
 
 
 class _Watched(dict[str, Any]):
-    """The buffers of a norm whose update waits: who looks at one makes the update happen first."""
+    """The buffers of a norm whose update waits: a look at one makes the update happen first."""
 
     def __init__(self, held: dict[str, Any], late: Late) -> None:
         super().__init__(held)

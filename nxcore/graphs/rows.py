@@ -117,7 +117,7 @@ def _is_of(node: Any, matrix: Tensor) -> bool:
 
 
 def _place(row: Any) -> tuple[Tensor, int] | None:
-    """Return the matrix that a row was selected from, and the row's index; None if nobody can tell."""
+    """Return the matrix that a row was selected from, and the row's index; None if it isn't known."""
     if not _followed(row) or row.ndim != 1:
         return None
     matrix, node = row._base, row.grad_fn  # torch has no public name for either's origin

@@ -118,9 +118,9 @@ class Recorder:
 
 
 def _plain(args: tuple[Any, ...]) -> bool:
-    """Return whether a program can be told from this call: where its tensors lie, and by which numbers.
+    """Return whether a program can be recorded from this call: by the places of its tensors, and its numbers.
 
-    Two tensors at one address can't be told apart, and neither can 0 and -0.
+    It can't where two tensors have one address, nor with 0, which looks like -0.
     """
     if internals.dispatch_modes() or any(isinstance(a, float) and a == 0 for a in args):
         return False

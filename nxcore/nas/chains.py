@@ -113,7 +113,7 @@ def _proven(op: nn.Module) -> Reads | None:
 
 
 def _modules(op: nn.Module) -> list[nn.Module]:
-    """Return what ``op.modules()`` yields, sooner: a step asks thousands of times."""
+    """Return what ``op.modules()`` yields, sooner: a step needs it thousands of times."""
     found: dict[nn.Module, None] = {}
     left: list[Any] = [op]
     while left:

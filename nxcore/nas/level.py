@@ -84,7 +84,7 @@ def convolved(convolutions: Sequence[Convolution], eps: float) -> Outcome | None
 
 
 class _Call:
-    """What a backward pass needs besides tensors.
+    """The values that a backward pass needs besides tensors.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ _convolve: Any = _Convolve.apply  # untyped in torch
 
 
 class _Given(NamedTuple):
-    """What the gradients of one convolution are computed from."""
+    """The tensors from which the gradients of one convolution are computed."""
 
     grad: Tensor
     x: Tensor

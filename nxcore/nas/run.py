@@ -29,7 +29,7 @@ class Holder:
 
     @property  # type: ignore[misc]  # object's can be set
     def __class__(self) -> Any:
-        """The class that code may ask for."""
+        """The class that code may read."""
         return awake(self._held)
 
     def __iter__(self) -> Iterator[Any]:
@@ -63,7 +63,7 @@ class Member:
 
     @property  # type: ignore[misc]  # object's can be set
     def __class__(self) -> Any:
-        """The class that code may ask for."""
+        """The class that code may read."""
         return getattr(awake(self._module), PATCHED, awake(self._module))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ class Symbol:
 
     @property  # type: ignore[misc]  # object's can be set
     def __class__(self) -> Any:
-        """The class that code may ask for."""
+        """The class that code may read."""
         return Tensor
 
     @classmethod

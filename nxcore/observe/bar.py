@@ -35,7 +35,7 @@ whose mean the rest is estimated.
 class Measuring:
     """Says on standard error what is being measured in first calls, once that takes long.
 
-    How many problems a program has isn't known before its calls, unless somebody has counted them.
+    How many problems a program has isn't known before its calls, unless they were counted first.
 
     Parameters
     ----------

@@ -217,7 +217,7 @@ def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.devi
 
 
 def _status(session: Session, rows: Sequence[Served], tune: str) -> Status:
-    """Return the status of problems that no model's step told."""
+    """Return the status of problems that no model's step has met."""
     states = {row.state for row in rows}
     told = tune if "unknown" in states else f"{LEARNING}; to decide at once, {tune}"
     what = told if states & {"learning", "unknown"} else DECIDED

@@ -179,7 +179,7 @@ def few_channels(most: int, taps: int) -> Need:
 
 
 def _parts(problem: Problem) -> int:
-    """Return in how many parts a convolution's image's gradient is made, 0 where none is asked for."""
+    """Return in how many parts a convolution's image's gradient is made, 0 where none is needed."""
     if not isinstance(problem.outputs, tuple) or problem.outputs[0] is None:
         return 0
     strides = pair(problem["stride"], "stride")

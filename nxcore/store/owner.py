@@ -268,7 +268,7 @@ def _private(group: int) -> bool:
 
 @functools.cache
 def _unmapped() -> int:
-    """Return who owns the folders of the host's root in a container that doesn't know that user; else 0."""
+    """Return the user of the host root's folders, in a container that doesn't know that user; else 0."""
     with contextlib.suppress(OSError, ValueError):
         first = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
         if first != ["0", "0", "4294967295"]:

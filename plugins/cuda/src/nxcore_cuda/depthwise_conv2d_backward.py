@@ -110,7 +110,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
 def _runs(
     problem: Problem, tile: Tile | None, x_grad: TensorMeta | None, weight_grad: TensorMeta | None
 ) -> Iterator[Run]:
-    """Yield the launches that make the gradients asked for."""
+    """Yield the launches that make the requested gradients."""
     way, seen = _way(problem), window(problem)
     if way is None:
         if x_grad is not None:

@@ -131,7 +131,7 @@ def key(src: Any, target: Any, options: Any) -> str:
 
 
 def _inspected() -> bool:
-    """Return whether a user asked Triton to compile always, or to show or replace what it makes."""
+    """Return whether a user has set Triton to compile always, or to show or replace what it makes."""
     asked = knobs.compilation
     hooked = getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
     return bool(asked.always_compile or asked.override or asked.dump_ir or hooked)

@@ -100,7 +100,7 @@ _ready = False
 
 
 def _set_up() -> None:
-    """Tell the handles where the driver's functions are: at the first launch's plan, when it is needed."""
+    """Give the handles the driver's functions: at the first launch's plan, when they are needed."""
     global _ready  # noqa: PLW0603  the driver is loaded once per process
     library = load.driver()
     if built is not None:
