@@ -1,16 +1,17 @@
 """What ``nxcore.accelerate`` gains a program on a CPU, by kind of model, as a user runs it from a shell.
 
-Plain torch and an accelerated model run in two processes with torch's own number of threads, which take
-turns: one waits while the other does steps for a block of a second. The accelerated model is prepared, then
-warmed for some seconds under the default policy. Clock and CPU time of a step are compared block by block.
-The search network is taken by ``nas.patch``. torchvision gives the networks that are named as its own.
+A model and an accelerated copy of it make steps in turns, a block of some seconds each, in one process with
+torch's own number of threads: two processes differ by more than the models, by where their memory lies. The
+accelerated one is prepared, then warmed for some seconds under the default policy. Clock and processor time
+of a step are compared block by block. The search network is taken by ``nas.patch``. torchvision gives the
+networks that are named as its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -89,18 +90,44 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
-def work(name: str, training: bool, accelerated: bool, warm_s: float) -> None:
-    """Answer each line of the standard input, which is a number of seconds, with a block of steps."""
+def row(name: str, training: bool, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the medians of both ways, and of the ratios of neighbouring blocks."""
+    import nxcore
+
     torch.manual_seed(0)
     model, x = MODELS[name]()
-    model.train(training)
-    facts: dict[str, Any] = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    if accelerated:
-        import nxcore
+    plain = copy.deepcopy(model.train(training))
+    with torch.set_grad_enabled(training):
+        swap = nxcore.nas.patch(model) if name == "search" else nxcore.accelerate(model, prepare=(x,))
+    steps = [step_of(way, x, training) for way in (plain, model)]
+    until = time.perf_counter() + args.warm
+    while time.perf_counter() < until:
+        steps[1]()
+    shares = nxcore.status(model).shares
+    blocks: list[list[tuple[float, float]]] = [[], []]
+    for turn in range(args.blocks):
+        for i in (0, 1) if turn % 2 else (1, 0):
+            blocks[i].append(block(steps[i], args.seconds))
+    wall, cpu = (sorted(p[k] / a[k] for p, a in zip(*blocks, strict=True)) for k in (0, 1))
+    return {
+        "model": name,
+        "mode": "training" if training else "inference",
+        "plain_ms": round(1e3 * statistics.median(b[0] for b in blocks[0]), 3),
+        "accelerated_ms": round(1e3 * statistics.median(b[0] for b in blocks[1]), 3),
+        "speed": round(statistics.median(wall), 3),
+        "quartiles": [round(q, 3) for q in statistics.quantiles(wall, n=4)[::2]],
+        "cpu_speed": round(statistics.median(cpu), 3),
+        "blocks": args.blocks,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "replaced": len(swap.replaced),
+        "left": len(swap.left),
+        "shares": shares,
+    }
 
-        with torch.set_grad_enabled(training):
-            swap = nxcore.nas.patch(model) if name == "search" else nxcore.accelerate(model, prepare=(x,))
-        facts |= {"replaced": len(swap.replaced), "left": len(swap.left)}
+
+def step_of(model: nn.Module, x: Tensor, training: bool) -> Callable[[], None]:
+    """Return a function that makes one step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -111,54 +138,16 @@ def work(name: str, training: bool, accelerated: bool, warm_s: float) -> None:
                 result.square().mean().backward()
                 optimizer.step()
 
-    until = time.perf_counter() + warm_s
-    while time.perf_counter() < until:
+    return step
+
+
+def block(step: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """Make steps for some seconds; return the clock's and the processors' seconds of one."""
+    began, cpu, steps = time.perf_counter(), time.process_time(), 0
+    while (passed := time.perf_counter() - began) < seconds or steps < 3:
         step()
-    if accelerated:
-        facts["shares"] = nxcore.status(model).shares
-    print(encoded(facts), flush=True)
-    for line in sys.stdin:
-        seconds, steps = float(line), 0
-        began, cpu = time.perf_counter(), time.process_time()
-        while (passed := time.perf_counter() - began) < seconds or steps < 3:
-            step()
-            steps += 1
-        print(encoded([passed / steps, (time.process_time() - cpu) / steps]), flush=True)
-
-
-def row(name: str, mode: str, args: argparse.Namespace, cache: str) -> dict[str, Any]:
-    """Return the medians of both ways, and of the ratios of neighbouring blocks."""
-    workers, facts = [], []
-    for accelerated in (False, True):  # the second learns beside a first one that waits
-        command = [sys.executable, __file__, "--work", name, mode, str(int(accelerated)), str(args.warm)]
-        # As set: the cache of this run alone, as on a machine that nothing was measured on.
-        environ = os.environ | {"NXCORE_CACHE": cache}
-        pipe = subprocess.PIPE
-        workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ))
-        facts.append(json.loads(workers[-1].stdout.readline()))
-    blocks: list[list[list[float]]] = [[], []]
-    for turn in range(args.blocks):
-        for i in (0, 1) if turn % 2 else (1, 0):
-            workers[i].stdin.write(f"{args.seconds}\n")
-            workers[i].stdin.flush()
-            blocks[i].append(json.loads(workers[i].stdout.readline()))
-    for worker in workers:
-        worker.stdin.close()
-        worker.wait()
-    ratios = {
-        clock: sorted(p[k] / a[k] for p, a in zip(*blocks, strict=True))
-        for k, clock in enumerate(("wall", "cpu"))
-    }
-    return {
-        "model": name,
-        "mode": mode,
-        "plain_ms": round(1e3 * statistics.median(b[0] for b in blocks[0]), 3),
-        "accelerated_ms": round(1e3 * statistics.median(b[0] for b in blocks[1]), 3),
-        "speed": round(statistics.median(ratios["wall"]), 3),
-        "quartiles": [round(q, 3) for q in statistics.quantiles(ratios["wall"], n=4)[::2]],
-        "cpu_speed": round(statistics.median(ratios["cpu"]), 3),
-        "blocks": args.blocks,
-    } | facts[1]
+        steps += 1
+    return passed / steps, (time.process_time() - cpu) / steps
 
 
 def main() -> None:
@@ -166,19 +155,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(MODELS))
     parser.add_argument("--modes", nargs="*", default=["training", "inference"])
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--warm", type=float, default=20.0)
-    parser.add_argument("--work", nargs=4)
+    parser.add_argument("--inside", action="store_true", help="measure here, without a process a row")
     args = parser.parse_args()
-    if args.work:
-        name, mode, accelerated, warm = args.work
-        work(name, mode == "training", accelerated == "1", float(warm))
-        return
     with tempfile.TemporaryDirectory() as cache:
         for mode in args.modes:
             for name in args.only:
-                print(encoded(row(name, mode, args, cache)), flush=True)
+                if args.inside:
+                    print(encoded(row(name, mode == "training", args)), flush=True)
+                    continue
+                how = ["--seconds", args.seconds, "--blocks", args.blocks, "--warm", args.warm]
+                one = [sys.executable, __file__, "--inside", "--only", name, "--modes", mode, *map(str, how)]
+                # As set: the cache of this run alone, as on a machine that nothing was measured on.
+                subprocess.run(one, env=os.environ | {"NXCORE_CACHE": cache}, check=True)
 
 
 if __name__ == "__main__":
