@@ -9,7 +9,6 @@ import pytest
 import typer
 
 from nxcore.cli import app
-from nxcore.cli.bench import STUDIES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -30,15 +29,13 @@ def recorded(row: list[str]) -> set[Path]:
 
 def known(command: str) -> str:
     """Return the text that names a command's flags: a script's source, or the help of nxcore's command."""
+    if package := re.search(r"python -m benchmarks\.(\w+)", command):
+        return (ROOT / "benchmarks" / package[1] / "__main__.py").read_text(encoding="utf-8")
     if script := re.search(r"benchmarks/(\w+\.py)", command):
         return (ROOT / "benchmarks" / script[1]).read_text(encoding="utf-8")
     words = command.partition("nxcore ")[2].split()
     group = typer.main.get_command(app)
     shown = group.commands[words[0]]
-    if words[1] in STUDIES:
-        alone = typer.Typer()
-        alone.command()(STUDIES[words[1]])
-        shown = typer.main.get_command(alone)
     return " ".join(f'"{flag}"' for param in shown.params for flag in param.opts)
 
 

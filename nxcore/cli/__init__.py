@@ -47,7 +47,6 @@ app = typer.Typer(
 for module in (demo, ops, backends, doctor, explain, verify, tune, report, bench, search):
     app.command(
         name=module.__name__.rpartition(".")[2],
-        cls=bench.WithStudies if module is bench else None,
         help=_unwrapped(module.command.__doc__ or ""),
     )(module.command)
 app.add_typer(wisdom.app, name="wisdom")

@@ -8,32 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
-
-from nxcore.cli import conv_study
 
 if TYPE_CHECKING:
     from nxcore.bench.cells import Cell, Wanted
     from nxcore.bench.engine import Bench
 
 PEERS = "eager (torch, always included), compile (inductor), jax or flaggems"
-
-
-STUDIES = {conv_study.STEM: conv_study.command}
-"""Commands behind ``nxcore bench``: their names are no operators'."""
-
-
-class WithStudies(TyperCommand):
-    """``nxcore bench``, whose first word may be a study's: what follows is then the study's own."""
-
-    def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> Any:
-        """Parse the words of the command line."""
-        if args[:1] and args[0] in STUDIES:
-            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(name=args[0], context_settings=dict(self.context_settings))(STUDIES[args[0]])
-            study = typer.main.get_command(alone)
-            return study.make_context(f"{info_name} {args[0]}", args[1:], *more, **options)
-        return super().make_context(info_name, args, *more, **options)
 
 
 def measured(
@@ -200,8 +180,6 @@ def command(
     """Time every kernel on real workloads.
 
     Exit status 1 if one is wrong or faster than possible, or if there is none to race with torch.
-
-    nxcore bench conv-study compares toolkits on small convolutions; see its own --help.
     """
     from nxcore.cli import destination, render
 

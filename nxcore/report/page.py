@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from nxcore.errors import NxcoreError
 from nxcore.store.encoding import encoded
 
+FRAME = "page.html"
 STYLES = ("page.css", "figures.css")
 SCRIPTS = ("view.js", "plots.js", "tables.js", "about.js", "figures.js", "costs.js", "page.js")
 LIMIT = 8_000_000  # bytes of a whole page
@@ -33,39 +33,17 @@ def html(data: dict[str, Any]) -> str:
     NxcoreError
         If plotly isn't installed, or the page would be larger than 8 MB.
     """
-    return assembled("page.html", SCRIPTS, title(data), data)
-
-
-def assembled(frame: str, scripts: Sequence[str], heading: str, data: Mapping[str, Any]) -> str:
-    """Return a page that needs no other file.
-
-    Parameters
-    ----------
-    frame : str
-        The file of the template that the other parts are put into.
-    scripts : sequence of str
-        The template's scripts, in their order.
-    heading : str
-        The title.
-    data : mapping
-        What the scripts read.
-
-    Raises
-    ------
-    NxcoreError
-        If plotly isn't installed, or the page would be larger than 8 MB.
-    """
     template = files("nxcore.report") / "template"
-    read = {name: (template / name).read_text(encoding="utf-8") for name in (frame, *STYLES, *scripts)}
+    read = {name: (template / name).read_text(encoding="utf-8") for name in (FRAME, *STYLES, *SCRIPTS)}
     parts = {
-        "title": re.sub(r"[<>&\"]", " ", heading),
+        "title": re.sub(r"[<>&\"]", " ", title(data)),
         "style": "\n".join(read[name] for name in STYLES),
         "plotly": _plotly(),
         # A "<" could end the element that holds the data; JSON allows it as an escape.
         "data": encoded(data, separators=(",", ":")).replace("<", "\\u003c"),
-        "script": "\n".join(read[name] for name in scripts),
+        "script": "\n".join(read[name] for name in SCRIPTS),
     }
-    page = re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], read[frame])
+    page = re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], read[FRAME])
     size = len(page.encode())
     if size > LIMIT:
         raise NxcoreError(

@@ -19,7 +19,6 @@ WRITING = (
     ("wisdom", "lock", NOWHERE),
     ("wisdom", "merge", NOWHERE, "--output", NOWHERE),
     ("bench", "--record", NOWHERE),
-    ("bench", "conv-study", "--output", NOWHERE),
     ("report", NOWHERE, "--markdown", NOWHERE),
 )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nxcore.bench.study.entrants import Bound
+from benchmarks.conv_study.entrants import Bound
 from nxcore.measure.collection import no_collection
 from nxcore.spec.device import synchronize
 

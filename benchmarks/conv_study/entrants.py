@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nxcore import session as sessions
-from nxcore.errors import FOREIGN, InvalidInputError, one_of
+from nxcore.errors import FOREIGN
 from nxcore.registry import inductor
 from nxcore.spec.kernel import YES, Verdict, no
 from nxcore.spec.precision import Precision
@@ -189,23 +189,3 @@ ENTRANTS = (
     Entrant("cudnn-tf32", "cuDNN in TF32", "torch", _cudnn, _eager(_tf32), "tf32"),
     Entrant("nxcore", "nxcore's conv2d", "nxcore", _ours, _by_nxcore),
 )
-
-
-def entrants(labels: Collection[str] = ()) -> list[Entrant]:
-    """Return the entrants of these labels, all if empty; the baseline is always one of them.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is none of a label. The message suggests the nearest.
-
-    Examples
-    --------
-    >>> [entrant.label for entrant in entrants(["jax"])]
-    ['im2col', 'jax']
-    """
-    known = [entrant.label for entrant in ENTRANTS]
-    for label in labels:
-        if label not in known:
-            raise InvalidInputError(one_of("entrants", label, known), argument="entrants")
-    return [e for e in ENTRANTS if not labels or e.label in (BASELINE, *labels)]

@@ -1,4 +1,4 @@
-"""A process of the study: ``python -m nxcore.bench.study.worker JOB`` writes JSON lines.
+"""A process of the study: ``python -m benchmarks.conv_study.worker JOB`` writes JSON lines.
 
 Toolkits are loaded here alone, so that the process of the command stays as it was, and a crash ends one job.
 """
@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from nxcore.bench.study import blocks
-from nxcore.bench.study.entrants import BASELINE, Bound, Entrant, conv2d, entrants
-from nxcore.bench.study.shapes import Shape
+from benchmarks.conv_study import blocks
+from benchmarks.conv_study.entrants import BASELINE, ENTRANTS, Bound, Entrant, conv2d
+from benchmarks.conv_study.shapes import Shape
 from nxcore.errors import FOREIGN
 from nxcore.measure.decision import MARGIN, interval
 from nxcore.spec.device import synchronize
+from nxcore.spec.kernel import Verdict
 from nxcore.spec.precision import coarser, precision_class
 from nxcore.store.encoding import encoded
 from nxcore.trust.gate import brief
@@ -41,7 +42,7 @@ def first_calls(
     started = False
     for entrant in which:
         if not (able := entrant.able(device)):
-            yield {"label": entrant.label, "absent": f"{able.reason}; {able.hint}".removesuffix("; ")}
+            yield _absent(entrant, able)
             continue
         try:
             _first(entrant, TOY, device)
@@ -53,6 +54,10 @@ def first_calls(
                 yield {"label": entrant.label, "shape": shape.key, "first_s": round(seconds, 4)}
         except FOREIGN as raised:
             yield {"label": entrant.label, "absent": f"raised {brief(raised)}"}
+
+
+def _absent(entrant: Entrant, verdict: Verdict) -> Line:
+    return {"label": entrant.label, "absent": f"{verdict.reason}; {verdict.hint}".removesuffix("; ")}
 
 
 def _first(entrant: Entrant, shape: Shape, device: torch.device) -> float:
@@ -74,7 +79,7 @@ def race(
         if verdict := entrant.able(device):
             able.append(entrant)
         else:
-            yield {"label": entrant.label, "absent": f"{verdict.reason}; {verdict.hint}".removesuffix("; ")}
+            yield _absent(entrant, verdict)
     for shape in shapes:
         if time.time() < until:
             yield {"cell": cell(device, able, shape, effort)}
@@ -149,7 +154,7 @@ def _measured(bound: Bound, times: blocks.Blocks, device: torch.device) -> Line:
 def lines(job: Line) -> Iterator[Line]:
     """Yield the lines of a job."""
     device = torch.device(job["device"])
-    which = [e for e in entrants() if e.label in job["entrants"]]
+    which = [e for e in ENTRANTS if e.label in job["entrants"]]
     shapes = [Shape(*numbers) for numbers in job["shapes"]]
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

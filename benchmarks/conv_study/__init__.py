@@ -1,0 +1,1 @@
+"""One small convolution by several toolkits, all on one device."""
