@@ -1,15 +1,12 @@
 """Branches: operations on one tensor, whose gradients meet there again.
 
-Within a captured call the gradients of a tensor's branches are added up in one launch, and where the capture
-has lanes, its branches run side by side.
+Within a captured call the gradients of a tensor's branches are added up in one launch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,21 +15,15 @@ from torch import Tensor
 from nxcore.call.unusual import PLAIN
 from nxcore.call.wrappers import preferring
 from nxcore.context import PREFERENCE
-from nxcore.errors import CaptureError
 from nxcore.graphs.late import LATE
-from nxcore.graphs.recorder import Lanes
 from nxcore.interop import internals
 from nxcore.session import default
-from nxcore.spec.sums import SUMS
 
 Operation = Callable[[Tensor], Any]
 
 
 READERS = 8
 """The readers of a tensor whose gradients become one sum; further ones have another."""
-
-LANES: ContextVar[Lanes | None] = ContextVar("nxcore_lanes", default=None)
-"""The lanes of the capture in progress, if it has any."""
 
 
 def branched(
@@ -55,19 +46,7 @@ def branched(
     waiting = None if torch.compiler.is_compiling() else LATE.get()
     if waiting is None or written or len(run) < 2:
         return [op(reader_of(x) if read else x) for op in run]
-    given = spread(x, len(run))
-    lanes = LANES.get()
-    if lanes is None:
-        return [op(own) for op, own in zip(run, given, strict=True)]
-    token = LANES.set(None)  # branches of branches stay where they are
-    waiting.apart = True
-    try:
-        found = lanes([functools.partial(op, own) for op, own in zip(run, given, strict=True)])
-    finally:
-        LANES.reset(token)
-        waiting.apart = False
-    _check_apart(found, given)
-    return found
+    return [op(own) for op, own in zip(run, spread(x, len(run)), strict=True)]
 
 
 def spread(x: Tensor, count: int) -> tuple[Tensor, ...]:
@@ -82,7 +61,7 @@ def spread(x: Tensor, count: int) -> tuple[Tensor, ...]:
 def reader_of(x: Tensor) -> Tensor:
     """Return ``x`` for one reader more; in a captured call, the gradients of all become one sum."""
     waiting = None if torch.compiler.is_compiling() else LATE.get()
-    if waiting is None or waiting.apart or not differentiated(x):
+    if waiting is None or not differentiated(x):
         return x
     key = id(x), x._version  # it has no public name
     _, readers = waiting.readers.get(key, (x, ()))
@@ -145,43 +124,3 @@ def one(x: Tensor, count: int) -> Tensor | None:
             return None
         _ones[key] = torch.ones(count, device=x.device, dtype=x.dtype)
     return _ones[key]
-
-
-def _check_apart(found: Sequence[Any], given: Sequence[Tensor]) -> None:
-    """Raise if a branch depends on what another one computed, or both on one parameter.
-
-    Raises
-    ------
-    CaptureError
-        If they do.
-    """
-    ends = {t.grad_fn for t in given}
-    seen: dict[Any, int] = {}
-    for i, out in enumerate(found):
-        nodes = [out.grad_fn] if isinstance(out, Tensor) else []
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in ends or seen.get(node) == i or hasattr(node, SUMS):
-                continue  # a node of all weights has one reader of each
-            if node in seen:
-                raise CaptureError("two operations on one tensor depend on each other or on one parameter")
-            seen[node] = i
-            nodes.extend(before for before, _ in node.next_functions)
-
-
-@contextlib.contextmanager
-def gradients_of_several_streams() -> Iterator[None]:
-    """Have torch not warn where a tensor's gradient comes from another stream than its first use.
-
-    Lanes are such streams on purpose, and what follows them waits for all of them.
-    """
-    warns = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
-    if warns is None:  # a torch that can't be asked
-        yield
-        return
-    before = warns()
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    try:
-        yield
-    finally:
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(before)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from nxcore.choose.survey import UnmeasuredError
 from nxcore.context import PREFERENCE, as_captured
 from nxcore.errors import CaptureError
-from nxcore.graphs.branches import LANES, gradients_of_several_streams
 from nxcore.graphs.buffers import aliased, buffer, untouched
 from nxcore.graphs.dice import DRAWS, thrown, with_dice
 from nxcore.graphs.late import Late, late
@@ -22,7 +21,7 @@ from nxcore.graphs.outcome import ROUGH, Outcome, check, compared, differentiate
 from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorded import Recorded
-from nxcore.graphs.recorder import Lanes, Order, Recorder, Ticket
+from nxcore.graphs.recorder import Order, Recorder, Ticket
 from nxcore.graphs.replay import Run, replay
 from nxcore.graphs.snapshot import Inside
 from nxcore.interop import autocast
@@ -31,9 +30,6 @@ from nxcore.session import default
 BOTH, ALONE = 3.0, 2.0
 """The time of a call and its backward pass, relative to that of the call; how many replays of both the call
 alone must take, so that no run has to be timed."""
-
-PAYS, MEMORY = 1.03, 1.5
-"""How much faster than one stream several must be, and how many times the memory they may keep."""
 
 Block = Callable[[], contextlib.AbstractContextManager[Late | None]]
 
@@ -67,7 +63,7 @@ class Capture:
     late : int
         The number of calls in a row that had to run because a later capture was open.
     how : str
-        What was found of other ways to capture the call; empty if nothing was.
+        Why the bookkeeping isn't done together; empty if it is.
     unpack : callable, optional
         Returns what a call returns of the one tensor that a replay does, where these differ.
 
@@ -135,8 +131,6 @@ class Capture:
                     check("a replay after a run", recorder.aside(replay_once), ran)
             self.ran_ms, self.replayed_ms = self._times(recorder, run_once, replay_once, 1e3 * least_s)
             self.gain = self.ran_ms / self.replayed_ms
-            if self.gain > 1 and not self.how and names is None and (lanes := recorder.lanes()) is not None:
-                self._spread(lanes, module, held, recorder, run_once, replay_once, ran)
 
     def _tried(self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder) -> tuple[Outcome, Tensor]:
         """Run the call as a capture does; return the outcome, and the gradient that its backward pass had."""
@@ -330,7 +324,6 @@ class Capture:
         undone: bool = False,
     ) -> Recorded:
         """Capture both graphs, for a call with ``held`` within ``block``; the forward can be ``undone``."""
-        before = recorder.held()
         blocks: list[Late | None] = []
 
         def call(given: Sequence[Tensor]) -> Tensor:
@@ -342,57 +335,10 @@ class Capture:
         self._memory = [t.data for t in (*self.inside.parameters, *self.inside.buffers)] if undone else []
         buffers = self._memory[len(self.inside.parameters) :]
         made = Recorded(call, held, self.count, recorder, buffers, alone=undone)
-        made.held = recorder.held() - before
         made.norms = sum(b.norms for b in blocks if b is not None)
         made.groups = next((b.groups for b in blocks if b is not None), "")
         made.together = sum(b.sums.count for b in blocks if b is not None and b.sums is not None)
         return made
-
-    def _spread(
-        self,
-        lanes: Lanes,
-        module: nn.Module,
-        held: Sequence[Tensor],
-        recorder: Recorder,
-        run_once: Callable[[], Outcome],
-        replay_once: Callable[[], Outcome],
-        ran: Outcome,
-    ) -> None:
-        """Capture operations side by side too; keep that if it is faster and takes little more memory."""
-        one = self._recorded
-        token = LANES.set(lanes)
-        try:
-            with gradients_of_several_streams():
-                with late(module):  # libraries have memory for each stream, which a capture should find there
-                    recorder.aside(run_once)
-                other = self._record(module, held, recorder, functools.partial(late, module))
-        except Exception as error:  # what can't be captured this way was captured the other way
-            self.how = f"; on one stream: {type(error).__name__}: {error}"
-            return
-        finally:
-            LANES.reset(token)
-        self._recorded = other
-        try:
-            check("a replay with operations side by side", recorder.aside(replay_once), ran)
-        except CaptureError as error:
-            self._recorded, self.how = one, f"; on one stream: {error}"
-            return
-
-        def with_one() -> None:
-            self._recorded = one
-            try:
-                replay_once()
-            finally:
-                self._recorded = other
-
-        before, after = compared(recorder, with_one, replay_once)
-        gain, more = before / after, other.held / max(one.held, 1)
-        figures = f"{gain:.2f}x on several streams, with {more:.1f} times the memory"
-        if gain >= PAYS and more <= MEMORY:
-            self.replayed_ms, self.gain = after, self.ran_ms / after
-            self.how = f"; {figures}"
-        else:
-            self._recorded, self.how = one, f"; on one stream: {figures}"
 
 
 def _no_ticket() -> None:

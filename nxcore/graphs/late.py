@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore.errors import CaptureError
-
 
 class Late:
     """Updates that wait, each with the statistics of a batch.
@@ -28,8 +26,6 @@ class Late:
 
     Attributes
     ----------
-    apart : bool
-        Whether work now runs side by side, where none may make updates for another.
     rows : dict
         The rows of matrices, as ``nxcore.graphs.rows`` keeps them for the block.
     readers : dict
@@ -45,7 +41,7 @@ class Late:
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
-        self.apart, self.module = False, module
+        self.module = module
         self.sums: Any = None
         self.norms = self.grouped = self.calls = 0
         self.alone = ""
@@ -95,8 +91,6 @@ class _Watched(dict[str, Any]):
         self._held, self._late = held, late
 
     def _now(self) -> dict[str, Any]:
-        if self._late.apart:
-            raise CaptureError("running statistics are looked at where operations run side by side")
         self._late.end()
         return self._held
 

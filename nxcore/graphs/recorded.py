@@ -36,8 +36,6 @@ class Recorded:
 
     Attributes
     ----------
-    held : int
-        The bytes that both graphs keep.
     together : int
         The weights whose gradients are one sum.
     norms : int
@@ -60,7 +58,7 @@ class Recorded:
         kinds = itertools.groupby(sorted(written, key=_kind), key=_kind)
         owned = [list(group) for _, group in kinds]
         self._written = [(group, [torch.empty_like(t) for t in group]) for group in owned]
-        self.held, self.together, self.norms, self.groups = 0, 0, 0, ""
+        self.together, self.norms, self.groups = 0, 0, ""
 
         def there() -> tuple[list[Tensor], Tensor]:
             with torch.no_grad():

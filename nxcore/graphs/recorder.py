@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -18,8 +18,6 @@ from nxcore.spec.device import no_capture_beside, synchronize
 
 Result = TypeVar("Result")
 Work = Callable[[], Result]
-Lanes = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Runs works side by side, and returns their results; what follows waits for them."""
 
 
 class Ticket:
@@ -88,9 +86,6 @@ class Pool:
         self._handle = None
 
 
-STREAMS = 1
-"""The number of streams on which a capture of independent operations is tried; 1: none is tried."""
-
 MAKING = threading.RLock()
 """Held during a capture. All captures of a device share a stream, so a capture would record work of another
 thread. Two threads could wait for each other here, so it is acquired without blocking."""
@@ -121,41 +116,11 @@ class Recorder(Protocol):
     def seconds(self, work: Work[object]) -> float:
         """Return the seconds that ``work`` takes, device time included."""
 
-    def lanes(self) -> Lanes | None:
-        """Return what runs works side by side in a capture; None if one stream has them all."""
-
-    def held(self) -> int:
-        """Return the bytes of the device's memory that can't be reused now."""
-
     def dice(self) -> Tensor:
         """Return the state of the device's random generator."""
 
     def put_back(self, dice: Tensor) -> None:
         """Set that state."""
-
-
-class CudaLanes:
-    """Streams beside the current one, which wait for it and which it waits for.
-
-    Memory of one of them is reused there alone, and there only after the current stream's work so far.
-    """
-
-    def __init__(self, device: torch.device, count: int) -> None:
-        self._device, self._beside = device, [torch.cuda.Stream(device) for _ in range(count - 1)]
-
-    def __call__(self, works: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Return the results of all works, shared out in turns."""
-        here = torch.cuda.current_stream(self._device)
-        streams = [here, *self._beside][: len(works)]
-        for stream in streams[1:]:
-            stream.wait_stream(here)
-        found = []
-        for i, work in enumerate(works):
-            with torch.cuda.stream(streams[i % len(streams)]):
-                found.append(work())
-        for stream in streams[1:]:
-            here.wait_stream(stream)
-        return found
 
 
 class CudaRecorder:
@@ -178,7 +143,6 @@ class CudaRecorder:
         self._side = torch.cuda.Stream(device)
         self._pool = Pool()
         self._last: torch.cuda.Stream | None = None
-        self._lanes: CudaLanes | None = None
         self.lock = threading.RLock()
 
     def turn(self) -> None:
@@ -241,16 +205,6 @@ class CudaRecorder:
         work()
         synchronize(self.device)
         return time.perf_counter() - began
-
-    def lanes(self) -> CudaLanes | None:
-        """Return streams beside the one of captures, always the same."""
-        if self._lanes is None and STREAMS > 1:
-            self._lanes = CudaLanes(self.device, STREAMS)
-        return self._lanes
-
-    def held(self) -> int:
-        """Return the allocated bytes, and those that wait for another stream until the capture ends."""
-        return int(torch.cuda.memory_stats(self.device).get("active_bytes.all.current", 0))
 
     def dice(self) -> Tensor:
         """Return the state of the device's random generator."""

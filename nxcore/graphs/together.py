@@ -15,7 +15,6 @@ from torch import Tensor
 
 from nxcore.call.wrappers import preferring
 from nxcore.context import PREFERENCE
-from nxcore.errors import CaptureError
 from nxcore.graphs.branches import differentiated
 from nxcore.graphs.late import LATE
 from nxcore.session import default
@@ -24,18 +23,15 @@ from nxcore.spec.sums import SUMS, Gradients
 MOST = 2**28
 """The most bytes of shares that one call keeps; the kernels after that add up their own."""
 
-ON = True
-"""Whether gradients are added up together; ``benchmarks/search_switches.py`` measures both."""
-
 
 def weights_of(*weights: Tensor) -> tuple[Tensor, ...]:
     """Return ``weights`` for an operator; in a captured call, their gradients may be summed with others'."""
     waiting = None if torch.compiler.is_compiling() else LATE.get()
-    if waiting is None or waiting.module is None or not ON:
+    if waiting is None or waiting.module is None:
         return weights
     if waiting.sums is None:
         waiting.sums = Together(waiting.module.parameters())
-    return tuple(waiting.sums.reader(weight, apart=waiting.apart) for weight in weights)
+    return tuple(waiting.sums.reader(weight) for weight in weights)
 
 
 class Left(NamedTuple):
@@ -72,19 +68,11 @@ class Together:
         given = _together(self, *held) if held else ()
         self._readers: dict[int, Tensor | None] = {id(w): own for w, own in zip(held, given, strict=True)}
 
-    def reader(self, weight: Tensor, *, apart: bool) -> Tensor:
-        """Return ``weight`` for its first reader; others get itself, since autograd adds up their gradients.
-
-        Raises
-        ------
-        CaptureError
-            If it has two readers where operations run side by side.
-        """
+    def reader(self, weight: Tensor) -> Tensor:
+        """Return ``weight`` for its first reader; others get itself: autograd adds up their gradients."""
         if id(weight) not in self._readers:
             return weight
         own, self._readers[id(weight)] = self._readers[id(weight)], None
-        if own is None and apart:
-            raise CaptureError("two operations on one tensor depend on one parameter")
         return weight if own is None else own
 
     def end(self) -> None:
@@ -108,7 +96,7 @@ class Together:
         """Return the gradients of all weights, sums in place of the zeros that stand for them."""
         left, self._left, self._bytes, self.count = self._left, {}, 0, 0
         for one in left.values():
-            if one.shares.is_cuda:  # of another stream, where operations run side by side
+            if one.shares.is_cuda:  # of another stream, where the module's code has several
                 one.shares.record_stream(torch.cuda.current_stream(one.shares.device))
         summed = self._add_up([one.shares for one in left.values()]) if len(left) > 1 else None
         each = [None] * len(left) if summed is None else summed

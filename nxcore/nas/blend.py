@@ -29,9 +29,6 @@ from nxcore.nn.modules import track
 ENDS = "_nxcore_ends"
 """The attribute of a mixed operation: its operations that end with a norm, each with that norm."""
 
-ON = True
-"""Whether such norms are computed with the sum; ``benchmarks/search_switches.py`` measured both."""
-
 _torchs: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The mixed operations whose sums with norms torch would serve."""
 
@@ -205,7 +202,7 @@ def joining(mixed: Iterable[nn.Module]) -> bool:
 
     ``mixed`` are the modules that hold the operations; torch may be known to serve the sums of all of them.
     """
-    now = ON and not torch.compiler.is_compiling() and LATE.get() is not None
+    now = not torch.compiler.is_compiling() and LATE.get() is not None
     return now and not all(module in _torchs for module in mixed)
 
 

@@ -31,12 +31,6 @@ from nxcore.nn.modules import track
 from nxcore.nn.sequential import run_block
 from nxcore.spec.problem import TensorMeta
 
-ON = True
-"""Whether they are computed so; ``benchmarks/search_switches.py`` measured both."""
-
-AUTOCAST = True
-"""Whether they are computed so under autocast too, in float32."""
-
 Raw = Callable[[nn.Module, nn.Module], bool]
 """Whether an operation's last norm, its second argument, is to be left to the sum of its edge."""
 
@@ -138,9 +132,9 @@ class _Scope:
         chains = [op for op in ops if chain_of(op)]
         self._reads.setdefault(place, (x, []))[1].extend(chains)  # the tensor too: its id must stay its own
         waiting = LATE.get()
-        if waiting is None or waiting.apart or not chains:
+        if waiting is None or not chains:
             return {}
-        if why := _refusal(x):
+        if why := _refusal():
             waiting.alone = waiting.alone or why
             return {}
         if place not in self._results:
@@ -193,7 +187,7 @@ def reading(cell: nn.Module | None) -> Iterator[None]:
     The block is a call of ``cell``; with None, no operations of the block are.
     """
     scope = None
-    if cell is not None and ON and not torch.compiler.is_compiling():
+    if cell is not None and not torch.compiler.is_compiling():
         scope = _Scope(cell) if cell.training and torch.is_grad_enabled() else None
     token = SCOPE.set(scope)
     try:
@@ -239,9 +233,9 @@ def wide_of(x: Tensor) -> Tensor:
     """
     scope = None if torch.compiler.is_compiling() else SCOPE.get()
     waiting = LATE.get()
-    if scope is None or waiting is None or waiting.apart or not scope.notes or not differentiated(x):
+    if scope is None or waiting is None or not scope.notes or not differentiated(x):
         return x
-    return x if half_of(x) is not x.dtype or _refusal(x) else scope.wide.of(x)
+    return x if half_of(x) is not x.dtype or _refusal() else scope.wide.of(x)
 
 
 def rounded_state(wide: Tensor, half: torch.dtype | None) -> Tensor:
@@ -252,12 +246,10 @@ def rounded_state(wide: Tensor, half: torch.dtype | None) -> Tensor:
     return wide.to(half) if scope is None else scope.wide.rounded(wide, half)
 
 
-def _refusal(x: Tensor) -> str:
-    """Return why operations on ``x`` run by themselves; empty if they needn't."""
+def _refusal() -> str:
+    """Return why operations run by themselves; empty if they needn't."""
     if saving():
         return "there are hooks on saved tensors"
-    if torch.is_autocast_enabled(x.device.type) and not AUTOCAST:
-        return "autocast is on"
     if internals.transformed() or internals.in_forward_mode() or internals.tracing_state() is not None:
         return "a transform is in force"
     return ""

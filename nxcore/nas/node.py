@@ -21,9 +21,6 @@ from nxcore.nas.blend import Edge, total
 from nxcore.nas.group import rounded_state
 from nxcore.nas.pending import ADDS, version
 
-ON = True
-"""Whether sums of edges wait for one another; ``benchmarks/search_switches.py`` measures both."""
-
 _within: ContextVar[bool] = ContextVar("nxcore_within_cell", default=False)
 
 
@@ -47,7 +44,7 @@ class Node(Tensor):
 
 def summed(edge: Edge) -> Tensor:
     """Return the sum of an edge's results; within a cell, it may wait for the other edges of its node."""
-    if all(norm is None for norm in edge.norms) or not (ON and _within.get()):
+    if all(norm is None for norm in edge.norms) or not _within.get():
         return _rounded([edge])
     return _made((edge,))
 

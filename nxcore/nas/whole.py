@@ -20,9 +20,6 @@ from nxcore.nn import Part, watching
 from nxcore.nn.exchange import PATCHED, Plain, become, patched
 from nxcore.nn.whole import ModelWhole, whole_for
 
-ON = True
-"""Whether networks are taken; ``benchmarks/search_host.py`` measures both."""
-
 TAKEN = "_nxcore_whole"
 """The attribute of a network's class that replaces another one's ``forward``: that other class."""
 
@@ -33,7 +30,7 @@ FEWEST = 2
 def take(model: nn.Module) -> None:
     """Let the calls of ``model`` be replayed as a whole, if it holds parts and its own code allows that."""
     parts = [part for part in map(_part, model.modules()) if part is not None and part.outer is None]
-    if not ON or _part(model) is not None or hasattr(type(model), PATCHED) or len(parts) < FEWEST:
+    if _part(model) is not None or hasattr(type(model), PATCHED) or len(parts) < FEWEST:
         return
     try:
         names_of(model)
@@ -50,7 +47,7 @@ def take(model: nn.Module) -> None:
 
 def later(model: nn.Module) -> ModelWhole | None:
     """Return what replays the calls of a network without parts, once its lists are taken or left."""
-    if not ON or hasattr(type(model), TAKEN) or any(map(_part, model.modules())):
+    if hasattr(type(model), TAKEN) or any(map(_part, model.modules())):
         return None
     found = whole_for(model, _unsettled)
     if isinstance(found, str):

@@ -13,11 +13,12 @@ from torch.nn.functional import cross_entropy
 
 import nxcore
 from nxcore import nas
-from nxcore.graphs import capture, recorder, together
+from nxcore.graphs import together
 from nxcore.graphs.part import MET
 from nxcore.nas import whole
 from nxcore.nn import Part
 from tests.nas import darts
+from tests.nas.switches import switch
 from tests.nn.parts import outcome
 
 pytestmark = pytest.mark.gpu
@@ -53,37 +54,24 @@ def _batch() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.fixture(autouse=True)
 def _cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are replayed one by one, except in tests of a whole network."""
-    monkeypatch.setattr(whole, "ON", False)
+    switch(monkeypatch, whole, on=False)
 
 
-@pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
-    """Captures are tried on so many streams, and kept on them whatever they take."""
-    monkeypatch.setattr(recorder, "STREAMS", request.param)
-    monkeypatch.setattr(recorder, "_recorders", {})
-    monkeypatch.setattr(capture, "PAYS", 0.0)
-    monkeypatch.setattr(capture, "MEMORY", float("inf"))
-    return int(request.param)
-
-
-@pytest.mark.parametrize("lanes", [1, 4], indirect=True)
-def test_replayed_cells_learn_what_plain_ones_learn(lanes: int) -> None:
+def test_replayed_cells_learn_what_plain_ones_learn() -> None:
     plain, patched = _networks()
     _learn(plain, patched, MET + 6)
     states = nas.replays(patched)
     assert all(states[f"cells.{i}"].startswith("replays") for i in range(3)), states
-    assert all(("on several streams" in states[f"cells.{i}"]) is (lanes > 1) for i in range(3)), states
 
 
-@pytest.mark.parametrize("lanes", [1, 4], indirect=True)
 def test_the_weights_of_a_replayed_cell_have_one_sum_of_their_gradients(
-    lanes: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
     batches, found = [_batch() for _ in range(MET + 3)], []
     with nxcore.use("cuda"):
         for on in (False, True):
-            monkeypatch.setattr(together, "ON", on)
+            monkeypatch.setattr(together, "MOST", 2**28 if on else -1)
             _, net = _networks()
             found += [_step(net, *batch) for batch in batches][-1:]
             states = nas.replays(net)
@@ -116,7 +104,7 @@ def _learn(plain: nn.Module, patched: nn.Module, turns: int) -> None:
 def test_a_network_that_is_replayed_whole_learns_what_a_plain_one_learns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(whole, "ON", True)
+    switch(monkeypatch, whole, on=True)
     torch.manual_seed(0)
     plain = darts.Network().to(CUDA)
     patched = copy.deepcopy(plain)

@@ -10,9 +10,10 @@ import torch
 
 import nxcore
 from nxcore.graphs import branches
-from nxcore.nas import blend, group, level, whole
+from nxcore.nas import group, level
 from nxcore.nn import modules
 from tests.nas.grouped import BACKWARD, FORWARD
+from tests.nas.switches import OFF, switch
 
 
 @pytest.fixture(autouse=True)
@@ -21,21 +22,18 @@ def _nothing_is_measured() -> Iterator[None]:
         yield
 
 
-DEFAULTS = {group: group.ON, blend: blend.ON, whole: whole.ON}
-
-
 @pytest.fixture(autouse=True)
 def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither convolutions, norms nor cells are computed together: a test of that switches it on."""
-    for module in DEFAULTS:
-        monkeypatch.setattr(module, "ON", False)
+    for module in OFF:
+        switch(monkeypatch, module, on=False)
 
 
 @pytest.fixture
 def as_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions and norms are computed together where they are by default."""
-    for module, on in DEFAULTS.items():
-        monkeypatch.setattr(module, "ON", on)
+    for module in OFF:
+        switch(monkeypatch, module, on=True)
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
         return SimpleNamespace(by_kernel=by_kernel)
 
-    monkeypatch.setattr(group, "ON", True)
+    switch(monkeypatch, group, on=True)
     monkeypatch.setattr(level, "_operator", operator)
     monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
     monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("weighted_sum")))

@@ -12,10 +12,11 @@ from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.graphs.raw import Raw
-from nxcore.nas import blend, node
+from nxcore.nas import blend
 from nxcore.nas.mixed import PART
 from nxcore.nn import modules, sequential
 from tests.nas import darts
+from tests.nas.switches import switch
 from tests.nas.test_network import SMALL
 from tests.nas.test_replays import agree, launches, taped
 from tests.nn.parts import outcome
@@ -35,7 +36,7 @@ def summed(monkeypatch):
         found.append(sum(normed))
         return nxcore.op("batch_norm_sum")(xs, weights, normed, eps)
 
-    monkeypatch.setattr(blend, "ON", True)
+    switch(monkeypatch, blend, on=True)
     monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
     monkeypatch.setattr(sequential, "_sep_conv2d", SimpleNamespace(by_kernel=nxcore.op("sep_conv2d").run))
     monkeypatch.setattr(blend, "_sum", lambda: SimpleNamespace(by_kernel=by_kernel))
@@ -156,9 +157,7 @@ def test_our_own_network_has_one_sum_a_node(summed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [False, True])
-def test_a_cell_is_replayed_with_one_sum_an_edge_or_a_node(summed, nodes, monkeypatch):
-    monkeypatch.setattr(node, "ON", nodes)
+def test_a_cell_is_replayed_with_one_sum_a_node(summed):
     torch.manual_seed(0)
     plain = nn.Sequential(darts.Cell(2, 8, 8, 4, True, False)).double()
     patched, tape = copy.deepcopy(plain), Tape()
@@ -173,6 +172,6 @@ def test_a_cell_is_replayed_with_one_sum_an_edge_or_a_node(summed, nodes, monkey
     state = nas.replays(patched)["0"]
     assert state.endswith(f"; {5 * NORMED + 4} norms are computed with sums of their results")
     edges = [NORMED + 1] * 4 + [NORMED]
-    wanted = [sum(edges[:2]), sum(edges[2:])] if nodes else edges
+    wanted = [sum(edges[:2]), sum(edges[2:])]
     assert summed == wanted * (len(summed) // len(wanted))
     assert launches(tape, "_foreach_lerp_") == 1

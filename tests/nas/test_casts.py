@@ -13,6 +13,7 @@ from nxcore.graphs.late import late
 from nxcore.nas import blend, casts, group
 from tests.nas import darts
 from tests.nas.grouped import COUNTS, cell, cells, given
+from tests.nas.switches import switch
 
 pytestmark = pytest.mark.usefixtures("decided")
 
@@ -59,7 +60,7 @@ def summed(monkeypatch):
         found.append({x.dtype for x in xs})
         return nxcore.op("batch_norm_sum")(xs, weights, normed, eps)
 
-    monkeypatch.setattr(blend, "ON", True)
+    switch(monkeypatch, blend, on=True)
     monkeypatch.setattr(blend, "_sum", lambda: SimpleNamespace(by_kernel=by_kernel))
     return found
 
@@ -103,7 +104,7 @@ def test_our_own_cell_with_norms_in_sums_shares_pools_in_float32(served, summed,
         net(*args)
     exact = outcome([copy.deepcopy(plain).double()], [t.double() for t in args])
     with monkeypatch.context() as patch:
-        patch.setattr(blend, "ON", False)
+        switch(patch, blend, on=False)
         want = outcome([plain], args, torch.bfloat16)
     with late(own), Casts() as made:
         got = outcome([own], args, torch.bfloat16)

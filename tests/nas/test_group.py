@@ -17,6 +17,7 @@ from nxcore.nas import blend, group, level
 from nxcore.nas.mixed import PART
 from tests.nas import darts, spaces
 from tests.nas.grouped import BACKWARD, COUNTS, FORWARD, cell, cells, first, given, met, same
+from tests.nas.switches import switch
 from tests.nas.test_network import SMALL
 from tests.nas.test_replays import agree, launches, taped
 from tests.nn.parts import outcome
@@ -53,7 +54,7 @@ def test_running_statistics_have_the_bits_that_they_have_without(served, monkeyp
         outcome(net[0], *args)
     found = {}
     for net, on in ((patched, True), (other, False)):
-        monkeypatch.setattr(group, "ON", on)
+        switch(monkeypatch, group, on=on)
         with late(net[0]):
             found[on] = outcome(net[0], *args)
     assert served.forward == COUNTS
@@ -65,7 +66,7 @@ def test_running_statistics_have_the_bits_that_they_have_without(served, monkeyp
 @pytest.mark.parametrize("nodes", [2, 4])
 @pytest.mark.parametrize("sums", [False, True])
 def test_a_replayed_cell_names_its_calls(served, monkeypatch, nodes, sums):
-    monkeypatch.setattr(blend, "ON", sums)
+    switch(monkeypatch, blend, on=sums)
     by_kernel = SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum"))
     monkeypatch.setattr(blend, "_sum", lambda: by_kernel)
     torch.manual_seed(0)
@@ -105,7 +106,7 @@ def test_both_are_on_by_default(served, as_by_default, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("sums", [False, True])
 def test_our_own_network_has_its_convolutions_together(served, monkeypatch, sums):
-    monkeypatch.setattr(blend, "ON", sums)
+    switch(monkeypatch, blend, on=sums)
     by_kernel = SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum"))
     monkeypatch.setattr(blend, "_sum", lambda: by_kernel)
     torch.manual_seed(0)
@@ -157,7 +158,7 @@ def test_kernels_have_the_error_of_torch_and_leave_weights_gradients_to_one_sum(
     plain = nn.Sequential(darts.Cell(1, 2, 2, 2, False, False)).to(device)
     patched, wide = copy.deepcopy(plain), copy.deepcopy(plain).double()
     nas.patch(patched, graphs=False, watch=False)
-    monkeypatch.setattr(group, "ON", True)
+    switch(monkeypatch, group, on=True)
     monkeypatch.setattr(level, "_operator", operator)
     monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=nxcore.op("column_sums")))
     monkeypatch.setattr(watch, "capturing", lambda problem: True)  # nothing is compared with torch's there

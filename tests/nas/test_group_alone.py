@@ -12,12 +12,13 @@ from nxcore.graphs.late import late
 from nxcore.nas import chains, group, level
 from tests.nas import darts
 from tests.nas.grouped import BACKWARD, COUNTS, FORWARD, cell, cells, first, given, met, same
+from tests.nas.switches import switch
 
 pytestmark = pytest.mark.usefixtures("decided")
 
 
 def test_a_cell_whose_convolutions_are_off_has_none_noted(served, monkeypatch):
-    monkeypatch.setattr(group, "ON", False)
+    switch(monkeypatch, group, on=False)
     plain, patched = cells(cell)
     met(plain, patched, given(5, 8))
     same(plain, patched, given(5, 8))
@@ -211,17 +212,13 @@ def test_a_first_call_that_is_captured_has_no_group(served):
     assert waiting.groups.endswith("the readers of a state are not known from an earlier call")
 
 
-def test_with_hooks_on_saved_tensors_and_under_autocast_if_told_to_each_runs_by_itself(served, monkeypatch):
-    monkeypatch.setattr(group, "AUTOCAST", False)
+def test_with_hooks_on_saved_tensors_each_runs_by_itself(served):
     plain, patched = cells(cell)
     args = given(5, 8)
     met(plain, patched, args)
     with late(patched[0]) as waiting, torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         patched[0](*args)
     assert waiting.alone == "there are hooks on saved tensors"
-    with late(patched[0]) as waiting, torch.autocast("cpu", torch.bfloat16):
-        patched[0](*args)
-    assert waiting.alone == "autocast is on"
     patched.eval()
     with late(patched[0]) as waiting:
         patched[0](*args)
@@ -231,7 +228,7 @@ def test_with_hooks_on_saved_tensors_and_under_autocast_if_told_to_each_runs_by_
 @pytest.mark.slow
 @pytest.mark.parametrize("on", [False, True])
 def test_a_compiler_sees_our_own_cell_as_it_is(monkeypatch, on):
-    monkeypatch.setattr(group, "ON", on)
+    switch(monkeypatch, group, on=on)
     torch.manual_seed(0)
     own = nas.Cell(1, 1, 4, 4, 4, False, False)
     s, logits = torch.randn(2, 4, 6, 6), torch.randn(2, 8)

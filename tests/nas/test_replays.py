@@ -16,6 +16,7 @@ from nxcore.nas.mixed import PART
 from nxcore.nn import modules, sequential
 from nxcore.spec.sums import sums_of
 from tests.nas import darts
+from tests.nas.switches import switch
 from tests.nas.test_network import SMALL, step
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
@@ -318,7 +319,7 @@ def test_a_compiler_sees_a_patched_cell_as_it_is():
 @pytest.mark.parametrize("own", [None, "whole", {}, {"checkpoint": True}])
 def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(ours, own, monkeypatch):
     tape = Tape()
-    monkeypatch.setattr(whole, "ON", own == "whole")
+    switch(monkeypatch, whole, on=own == "whole")
     monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
     monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -18,6 +18,7 @@ from nxcore.measure import collection
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
 from tests.nas import darts
+from tests.nas.switches import switch
 from tests.nas.test_replays import agree, taped
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("decided", "taken")
 @pytest.fixture
 def taken(monkeypatch):
     """Networks are taken, as by default."""
-    monkeypatch.setattr(whole, "ON", True)
+    switch(monkeypatch, whole, on=True)
 
 
 def captured(make=darts.Network):

@@ -7,6 +7,7 @@ from nxcore.nas import whole
 from nxcore.nn import watching
 from nxcore.nn import whole as of_models
 from tests.nas import spaces
+from tests.nas.switches import switch
 from tests.nas.test_lists import FORMS, agree, networks
 from tests.nn.tape import Tape
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("decided")
 def tape(monkeypatch):
     """A recorder for the CPU."""
     made = Tape()
-    monkeypatch.setattr(whole, "ON", True)
+    switch(monkeypatch, whole, on=True)
     monkeypatch.setattr(of_models, "available", lambda: True)
     monkeypatch.setattr(of_models, "recorder_of", lambda _: made)
     return made

@@ -5,6 +5,7 @@ import pytest
 from nxcore.graphs.recorder import Pool
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
+from tests.nas.switches import switch
 from tests.nas.test_whole import captured
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("decided")]
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("decided")]
 
 def test_that_of_a_whole_network_is_its_own(monkeypatch):
     """What is saved for the backward pass is as much as the pass needs besides."""
-    monkeypatch.setattr(whole, "ON", True)
+    switch(monkeypatch, whole, on=True)
     _, patched, tape = captured()
     there, back = tape.pools[-2:]
     assert isinstance(there, Pool)
@@ -22,7 +23,7 @@ def test_that_of_a_whole_network_is_its_own(monkeypatch):
 
 
 def test_cells_share_it_and_keep_what_is_saved(monkeypatch):
-    monkeypatch.setattr(whole, "ON", False)
+    switch(monkeypatch, whole, on=False)
     _, patched, tape = captured()
     assert set(tape.pools) == {None}
     (captures,) = vars(patched.cells[0])[PART]._captures.values()

@@ -50,13 +50,12 @@ def _holds(leaf):
 
 class Tape:
     """What ``nxcore.graphs.recorder.CudaRecorder`` is; ``slow`` makes a replay cost that many seconds
-    more. ``beside`` are its lanes, and ``memory`` the bytes that it holds.
+    more.
     """
 
     on_host = True  # the device's random generator is that of the host
 
     def __init__(self, slow=0.0):
-        self.beside, self.memory = None, 0
         self.slow, self.captured, self.replayed, self.order = slow, 0, 0, Order()
         self.lock, self._made, self.pools, self.lines = threading.RLock(), [], [], []
 
@@ -100,12 +99,6 @@ class Tape:
         before = self.replayed
         work()
         return 1.0 + self.slow * 1e3 if self.replayed > before else 2.0
-
-    def lanes(self):
-        return self.beside
-
-    def held(self):
-        return self.memory
 
     def dice(self):
         return torch.get_rng_state()

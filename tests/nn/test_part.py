@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from nxcore.graphs import capture
-from nxcore.graphs.branches import branched
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.late import LATE
 from nxcore.graphs.part import LIMIT, SETTLED
 from nxcore.graphs.recorder import Order
-from tests.nn.parts import Pair, blended, layers
+from tests.nn.parts import Pair, blended
 from tests.nn.tape import Tape
 
 pytestmark = pytest.mark.usefixtures("decided")
@@ -262,69 +260,6 @@ def test_a_copy_of_a_part_begins_anew(pair):
         assert again.run is blended
     again = copy.deepcopy(pair.part)
     assert again._record(torch.device("cpu")) is pair.tape
-
-
-class Forked(nn.Module):
-    """Operations on one tensor, as those of a mixed operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.held = nn.ModuleList(layers() for _ in range(3))
-
-    def forward(self, x):
-        return sum(branched(self.held, x))
-
-
-class Beside:
-    """Lanes of one stream, which note their works."""
-
-    def __init__(self):
-        self.counts = []
-
-    def __call__(self, works):
-        self.counts.append(len(works))
-        return [work() for work in works]
-
-
-@pytest.mark.parametrize(
-    ("gain", "memory", "kept"),
-    [(1.2, 1.0, True), (1.2, 2.0, False), (1.01, 1.0, False)],
-    ids=["faster", "large", "equal"],
-)
-def test_operations_are_replayed_side_by_side_where_that_is_measured_to_pay(monkeypatch, gain, memory, kept):
-    pair, compared = Pair(Forked), []
-    pair.tape.beside = Beside()
-    held = iter([0, 100, 100, 100 + 100 * memory])
-    pair.tape.held = lambda: next(held)
-
-    def times(recorder, *works):
-        compared.append([work() for work in works])
-        return [2.0, 1.0] if len(compared) == 1 else [1.0, 1.0 / gain]
-
-    monkeypatch.setattr(capture, "compared", times)
-    pair.met()
-    assert pair.tape.captured == 4, "on one stream and on several"
-    assert set(pair.tape.beside.counts) == {3}
-    last = f"{gain:.2f}x on several streams, with {memory:.1f} times the memory"
-    first = f"replays, {2.0 * (gain if kept else 1.0):.1f}x: "
-    assert pair.part.state.startswith(first)
-    assert pair.part.state.endswith(f"; {last}" if kept else f"; on one stream: {last}")
-    replays = pair.tape.replayed
-    for _ in range(3):
-        pair.agree()
-    assert pair.tape.replayed == replays + 6
-
-
-def test_operations_that_can_not_run_side_by_side_are_replayed_on_one_stream():
-    pair = Pair(Forked)
-    pair.tape.beside = Beside()
-    for module in (pair.plain, pair.module):
-        module.held[1][0] = module.held[0][0]
-    pair.met()
-    assert pair.part.state.startswith("replays, 2.0x")
-    why = "two operations on one tensor depend on each other or on one parameter"
-    assert pair.part.state.endswith(f"; on one stream: CaptureError: {why}")
-    pair.agree()
 
 
 class Peculiar(nn.Module):

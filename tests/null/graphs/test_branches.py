@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from nxcore.errors import CaptureError
 from nxcore.graphs import branches
-from nxcore.graphs.branches import LANES, READERS, branched, reader_of
+from nxcore.graphs.branches import READERS, branched, reader_of
 from nxcore.graphs.late import late
-from nxcore.nn.modules import track
 from tests.nn.tape import _Notes
 
 
@@ -142,63 +140,3 @@ def test_gradients_are_added_up_as_autograd_does():
     with late():
         got = gradient()
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-
-
-class Beside:
-    """Lanes of one stream."""
-
-    def __init__(self):
-        self.counts = []
-
-    def __call__(self, works):
-        self.counts.append(len(works))
-        return [work() for work in works]
-
-
-@pytest.fixture
-def beside():
-    found = Beside()
-    token = LANES.set(found)
-    yield found
-    LANES.reset(token)
-
-
-def test_operations_run_on_the_lanes_of_a_capture_and_those_within_where_they_are(beside):
-    x = torch.randn(2, 3, requires_grad=True)
-    branched([torch.sin, torch.cos], x)
-    assert beside.counts == []
-    with late():
-        inner = [torch.sin, torch.cos]
-        found = branched([lambda t: sum(branched(inner, t)), torch.exp, torch.tanh], x)
-    assert beside.counts == [3]
-    torch.testing.assert_close(found[0], x.sin() + x.cos())
-
-
-def test_operations_that_share_a_parameter_or_a_result_have_no_lanes(beside):
-    x = torch.randn(2, 3, requires_grad=True)
-    layer, kept = nn.Linear(3, 3), []
-
-    def first(t):
-        kept.append(t.sin())
-        return kept[-1]
-
-    for shared in ([layer, nn.Sequential(layer, nn.ReLU())], [first, lambda t: kept[-1] + t]):
-        with late(), pytest.raises(CaptureError, match="two operations on one tensor depend on each other"):
-            branched(shared, x)
-
-
-def test_operations_that_share_a_norm_have_no_lanes(beside):
-    x = torch.randn(2, 3, 4, 4, requires_grad=True)
-    norm = nn.BatchNorm2d(3, affine=False)
-
-    def tracked(t):
-        track(norm, t.detach().mean((0, 2, 3)), t.detach().var((0, 2, 3)))
-        return t.sin()
-
-    with (
-        pytest.raises(CaptureError, match="running statistics are looked at"),
-        late(),
-    ):
-        branched([tracked, tracked], x)
-    assert int(norm.num_batches_tracked) == 1
-    assert type(norm._buffers) is dict

@@ -12,7 +12,6 @@ from nxcore.call.wrappers import unless_capturing
 from nxcore.context import REGIME, as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs import part
-from nxcore.graphs.branches import gradients_of_several_streams
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.outcome import CLEAR, ROUNDS, compared, off
 from nxcore.graphs.part import MET, SETTLED, Part
@@ -142,16 +141,6 @@ def test_calls_are_captured_early_where_every_problem_is_decided(monkeypatch):
 
 def test_calls_are_captured_late_while_an_exploration_may_begin(monkeypatch):
     assert met_before_the_capture(monkeypatch, [Undecided()]) == MET
-
-
-def test_torch_does_not_warn_of_gradients_of_several_streams():
-    warns = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
-    if warns is None:
-        pytest.skip("this torch can't be asked whether it warns")
-    before = warns()
-    with gradients_of_several_streams():
-        assert not warns()
-    assert warns() == before
 
 
 def test_a_run_takes_the_choices_of_a_capture_where_it_is_compared(monkeypatch):

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import nxcore
-from nxcore.errors import CaptureError
 from nxcore.graphs import together
-from nxcore.graphs.late import LATE, late
+from nxcore.graphs.late import late
 from nxcore.graphs.together import weights_of
 from nxcore.spec.sums import sums_of
 
@@ -149,7 +148,7 @@ def test_shares_of_too_many_bytes_are_not_kept(captured, monkeypatch):
     assert captured == [], "one of both matrices had room"
 
 
-def test_switched_off_or_outside_of_a_captured_call_weights_are_themselves(monkeypatch):
+def test_outside_of_a_captured_call_weights_are_themselves():
     net = Net()
     net.two.weight.requires_grad_(False)
     assert weights_of(net.one.weight)[0] is net.one.weight
@@ -159,9 +158,6 @@ def test_switched_off_or_outside_of_a_captured_call_weights_are_themselves(monke
         other = torch.randn(3, requires_grad=True)
         assert weights_of(other)[0] is other, "not the module's"
         assert weights_of(net.two.weight)[0] is net.two.weight, "without a gradient"
-    monkeypatch.setattr(together, "ON", False)
-    with late(net):
-        assert weights_of(net.one.weight)[0] is net.one.weight
 
 
 def test_a_weight_is_given_to_one_reader_as_autograd_would_add_up_what_stands_for_gradients():
@@ -170,10 +166,6 @@ def test_a_weight_is_given_to_one_reader_as_autograd_would_add_up_what_stands_fo
         (one,), (other,) = weights_of(net.one.weight), weights_of(net.one.weight)
         assert one is not net.one.weight
         assert other is net.one.weight
-        LATE.get().apart = True
-        weights_of(net.two.weight)
-        with pytest.raises(CaptureError, match="two operations on one tensor depend on one parameter"):
-            weights_of(net.two.weight)
 
 
 def test_what_is_added_to_a_gradient_on_its_way_stays(captured):
