@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from nxcore.choose.learn.budget import Pace
 from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -100,7 +99,6 @@ def test_an_audited_call_refuses_what_was_right_at_the_gate(name):
     session = Session(
         Settings(policy="measure"), fakes.registry(fakes.backend("hostile", hostile)), fakes.QUICK
     )
-    session.chooser.watches.pace = Pace(float("inf"))
     before = State.now(CPU)
     with session.use("hostile"):
         session.op("sum")(X, 1)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import nxcore.choose.learn.watch
-from nxcore.choose.learn.budget import Pace
 from nxcore.context import KernelWarning
 from nxcore.errors import UnsupportedProblemError, VerificationError
 from nxcore.session import Session
@@ -41,12 +40,22 @@ def asleep(seconds):
     return False
 
 
+NOW = [0.0]
+"""The time of the watches."""
+
+
+def arm(session):
+    """Let an audit be due."""
+    NOW[0] += 100.0
+    session.chooser.watches.arm()
+
+
 def serving(name, *ops, **how):
     """Return a session that prefers what turns bad, verified by now, and what turns it."""
     hostile = TURNING[name]
     session = Session(Settings(policy="measure", **how), fakes.registry(hostile.backend(*ops)), fakes.QUICK)
     session.chooser.watches.wait = asleep
-    session.chooser.watches.pace = Pace(float("inf"))
+    session.chooser.watches._clock = lambda: NOW[0]
     for op in ops:
         backend, kernel = next((b, k) for b, k in session.registry.kernels(op) if b.name == "hostile")
         problem = Problem.of(SPECS[op], fakes.build(op, SPECS[op].tagged("smoke")[0].name))
@@ -92,7 +101,7 @@ def test_it_is_convicted_and_the_caller_gets_the_right_answers(name, late, op):
                 called(operator, arguments(op, seed))
             (watch,) = session.chooser.watches._known.values()
             assert not watch.armed
-            session.chooser.watches.arm()
+            arm(session)
             assert watch.armed
         else:
             called(operator, arguments(op))  # chosen, and the problem's first call
@@ -167,7 +176,7 @@ def test_what_is_wrong_in_a_thousand_calls_is_convicted_by_a_sample():
 
         def until_convicted():
             for _ in range(20_000):
-                session.chooser.watches.arm()
+                arm(session)
                 operator(x, x)
                 if convicted(session):
                     return

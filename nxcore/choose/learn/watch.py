@@ -1,14 +1,15 @@
 """Watch: checks of a verified kernel's calls while it serves.
 
-A plan is watched in the first calls of its problem, and in samples of later ones; all other calls go to the
-kernel directly. A watched call is checked for its form: type, device, dtype, shape, strides, the memory of
-the result, and the state of the process. Some watched calls are audited: their values are compared with the
-reference's. A suspicion is confirmed on copies of the inputs before the kernel is convicted. A convicted
-kernel is put into quarantine, and its plans are dropped.
+A plan is watched in the first calls of its problem, and where an audit of its kernel is due (see ``rota``);
+all other calls go to the kernel directly. A watched call is checked for its form: type, device, dtype,
+shape, strides, the memory of the result, and the state of the process. Some watched calls are audited: their
+values are compared with the reference's. A suspicion is confirmed on copies of the inputs before the kernel
+is convicted. A convicted kernel is put into quarantine, and its plans are dropped.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from bisect import bisect
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nxcore.choose.learn.exploration import Switch
+from nxcore.choose.learn.rota import Rota
 from nxcore.context import REGIME, capturing
 from nxcore.errors import VerificationError
 from nxcore.spec.kernel import Backend, Kernel
@@ -37,9 +39,6 @@ FIRST = 16
 AUDITED = (1, 2, 4, 8, 16)
 """Those of them that are audited, by index."""
 
-ALWAYS = 2
-"""The last of these that may be audited even beyond the share of time."""
-
 SAMPLE = 2
 """Calls of a later sample: one is audited, and the memory of the other is compared with its memory."""
 
@@ -51,22 +50,24 @@ COPIES = 12
 
 
 class Owner(Protocol):
-    """Determines when audits are affordable, and handles convictions; see ``Watches``."""
+    """Determines which calls are audited, and handles convictions; see ``Watches``."""
 
     asides: int
 
-    @property
-    def affords(self) -> bool:
-        """Whether an audit is within its share of the time."""
+    def early(self, watch: Watch, calls: int) -> bool:
+        """Return whether this first call, of so many of its problem, is audited."""
 
-    def must(self, watch: Watch, calls: int) -> bool:
-        """Return whether this call, of so many of its problem, is audited even beyond the share."""
+    def rota(self, watch: Watch) -> Rota:
+        """Return the rota of its kernel."""
 
     def room(self, nbytes: int, device: torch.device) -> bool:
         """Return whether an audit may take so many bytes."""
 
-    def charge(self, seconds: float) -> None:
+    def charge(self, watch: Watch, seconds: float) -> None:
         """Count the extra cost of a watched call."""
+
+    def audited(self, watch: Watch) -> None:
+        """Determine when the next audit of its kernel is due."""
 
     def later(self, pending: Pending) -> None:
         """Keep an audit until CUDA has completed it."""
@@ -74,8 +75,8 @@ class Owner(Protocol):
     def harvest(self) -> None:
         """Judge the audits that CUDA has completed."""
 
-    def rests(self, watch: Watch) -> None:
-        """Arm ``watch`` again later."""
+    def rests(self) -> None:
+        """Arm a watch that has come to rest again later."""
 
     def convict(self, watch: Watch, reason: str) -> None:
         """Put the kernel into quarantine."""
@@ -139,8 +140,10 @@ class Watch:
         Takes the operator's arguments, all positional.
     reason : str
         Why it was convicted; empty if it wasn't.
-    cost : float
-        Seconds of the last audit, without the call itself.
+    young : bool
+        Whether its first calls aren't over.
+    cost, call_s : float
+        Seconds of the last watched call, without the call itself, and of the shortest call.
     """
 
     def __init__(
@@ -156,7 +159,8 @@ class Watch:
     ) -> None:
         self._owner, self.backend, self.kernel, self.planned = owner, backend, kernel, planned
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
-        self._calls, self._audits, self._left, self._sampled, self._able = 0, audits, FIRST, False, True
+        self._calls, self._audits, self._left, self.young, self._able = 0, audits, FIRST, True, True
+        self.call_s, self._rota = math.inf, owner.rota(self)
         self._like: Any = None
         self._rough = True  # whether the size of a result tells how far another one may be
         self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's
@@ -172,16 +176,15 @@ class Watch:
         return self._switch.target is self._steps[0]
 
     def arm(self) -> None:
-        """Watch a sample: the next calls."""
+        """Watch the next calls, until one is audited or no audit is due any more."""
         if not self.reason:
-            self._left, self._sampled = SAMPLE, True
             self._switch.to(self._steps[0])
 
     def rest(self) -> None:
         """Let calls go to the kernel directly until the next sample."""
-        self._last = []
+        self._last, self.young = [], False
         self._switch.to(self.planned)
-        self._owner.rests(self)
+        self._owner.rests()
 
     def end(self, reason: str) -> None:
         """Let the reference serve all calls from now on, or raise where it is strict."""
@@ -196,7 +199,13 @@ class Watch:
             if self.reason:
                 return self._instead(*args)
             self._calls += 1
-            result = self.inspected(args, audit=self._due)
+            if (audit := self._due) and not self.young:
+                self._left = SAMPLE
+            if not self._left:
+                if not self._rota.due:
+                    self.rest()
+                return self.planned(*args)
+            result = self.inspected(args, audit=audit)
             self._left -= 1
             if not self._left and not self.reason:
                 self.rest()
@@ -207,11 +216,8 @@ class Watch:
     @property
     def _due(self) -> bool:
         """Whether this watched call must be audited."""
-        if self._sampled:
-            return self._left == SAMPLE
-        if self._audits >= bisect(AUDITED, self._calls):
-            return False
-        return self._owner.affords or self._owner.must(self, self._calls)
+        early = self.young and self._audits < bisect(AUDITED, self._calls)
+        return (early and self._owner.early(self, self._calls)) or self._rota.takes(self)
 
     def _instead(self, *args: Any) -> Any:
         if self.strict:
@@ -249,8 +255,13 @@ class Watch:
         except Exception as error:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
             found, self._able = "", self._able and not isinstance(error, torch.OutOfMemoryError)
             before.restore(device, own=True)
-        self.cost = time.perf_counter() - left + entered - began
-        self._owner.charge(self.cost)
+        self.cost, self.call_s = (
+            time.perf_counter() - left + entered - began,
+            min(self.call_s, left - entered),
+        )
+        self._owner.charge(self, self.cost)
+        if audit:
+            self._owner.audited(self)
         if found:
             self._owner.convict(self, found)
             if self.strict:
@@ -272,7 +283,7 @@ class Watch:
                 if not reason:
                     self._hold(result)
                     result = self._apart(result)
-            self._owner.charge(time.perf_counter() - began)
+            self._owner.charge(self, time.perf_counter() - began)
             if not reason:
                 return result
             self._owner.convict(self, self._put(reason))

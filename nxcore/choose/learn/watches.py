@@ -1,7 +1,7 @@
 """Watches: when each kernel is watched, and how a conviction is handled.
 
-The first calls of every problem are watched. Later a sleeping thread arms one watch after the other for a
-sample, as often as audits stay within their share of the time.
+The first calls of every problem are watched. Later a sleeping thread arms the watches of a kernel for a
+sample, whenever an audit of it is due; see ``rota``.
 """
 
 from __future__ import annotations
@@ -20,22 +20,18 @@ import torch
 
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.budget import Pace, until_the_end
-from nxcore.choose.learn.watch import ALWAYS, Pending, Watch
+from nxcore.choose.learn.rota import Rota
+from nxcore.choose.learn.watch import Pending, Watch
 from nxcore.context import REGIME, KernelWarning
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
-SHARE = 0.005
-"""The share of audits in the time since the first watched call."""
-
-GAP_S = 0.25
-"""The least seconds between two samples."""
-
 EARLY_S = 0.5
-"""Seconds of all audits after which a problem's second one waits for the share of time."""
+"""Seconds of audits in first calls, after which each problem's first alone is audited: of a network's hundred
+problems all begin in one step. In runs for captures, whose results no caller gets, each kernel's first."""
 
-TRIED_S = 0.5
-"""Seconds of audits in runs for captures beyond the share of time, each kernel's first one left out."""
+LEAST_S = 0.1
+"""The least seconds between two looks at what is to be armed, and until an audit of CUDA's is asked for."""
 
 FREE_S = 1.0
 """Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
@@ -58,13 +54,13 @@ class Watches:
     convicted : callable
         Called with a watch and the reason; puts its kernel into quarantine and drops its plans.
     within : callable
-        Returns the pace of learning, whose share includes the audits.
+        Returns the pace of learning, which is charged with the audits.
     on : bool
         Whether anything is watched.
     wait : callable
         Waits some seconds; returns whether the program goes on.
-    pace : Pace, optional
-        The audits' own share.
+    clock : callable
+        Returns seconds.
 
     Attributes
     ----------
@@ -79,14 +75,13 @@ class Watches:
         *,
         on: bool = True,
         wait: Callable[[float], bool] = until_the_end,
-        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._convicted, self._within, self.on, self.wait = convicted, within, on, wait
-        self.pace = pace or Pace(SHARE)
+        self._convicted, self._within, self.on, self.wait, self._clock = convicted, within, on, wait, clock
         self._known: OrderedDict[Any, Watch] = OrderedDict()
-        self._resting: deque[weakref.ref[Watch]] = deque()
+        self._rotas: dict[Any, Rota] = {}
         self._pending: deque[Pending] = deque()
-        self._tried, self._tried_s = set[Any](), 0.0
+        self._early_s = {False: 0.0, True: 0.0}  # by whether it was in a run for a capture
         self._free: dict[torch.device, tuple[int, float]] = {}
         self._lock = threading.RLock()
         self.thread: threading.Thread | None = None
@@ -119,6 +114,7 @@ class Watches:
                 made = choice.backend, choice.kernel, choice.call, problem
                 found = self.watch(*made, strict=strict, audits=audits)
                 self._known[key] = found
+                self.rota(found).enter(found)
                 if len(self._known) > KEPT:
                     self._known.popitem(last=False)
             self._known.move_to_end(key)
@@ -135,19 +131,23 @@ class Watches:
         audits: int = 0,
     ) -> Watch:
         """Return a watch over one planned kernel."""
-        self.pace.begin()
         return Watch(self, backend, kernel, planned, problem, strict=strict, audits=audits)
 
-    @property
-    def affords(self) -> bool:
-        """Whether another audit is within both shares."""
-        return self.pace.affords and self._within().affords
+    def rota(self, watch: Watch) -> Rota:
+        """Return the rota of its kernel."""
+        with self._lock:
+            return self._rotas.setdefault((watch.kernel, watch.problem.dtype), Rota(self._clock))
 
-    def charge(self, seconds: float) -> None:
+    def charge(self, watch: Watch, seconds: float) -> None:
         """Count the extra cost of a watched call."""
-        self._tried_s += seconds * REGIME.captured
-        self.pace.charge(seconds)
+        self._early_s[REGIME.captured] += seconds * watch.young
         self._within().charge(seconds)
+
+    def audited(self, watch: Watch) -> None:
+        """Determine when the next audit of its kernel is due."""
+        mine = self.rota(watch)
+        others_s = sum(r.cost_s for r in tuple(self._rotas.values()) if r is not mine and not r.idle)
+        mine.audited(watch, watch.cost, watch.call_s, others_s)
 
     def convict(self, watch: Watch, reason: str) -> None:
         """End every watch of this kernel and dtype, and put the kernel into quarantine."""
@@ -170,18 +170,11 @@ class Watches:
             stacklevel=6,
         )
 
-    def must(self, watch: Watch, calls: int) -> bool:
-        """Return whether this call, of so many of its problem, is audited even beyond the share.
-
-        A network has a hundred problems in its first step, and more in a run for a capture, whose result no
-        caller gets.
-        """
-        if not REGIME.captured:
-            return calls == 1 or (calls <= ALWAYS and self.pace.spent < EARLY_S)
-        kind = (watch.kernel, watch.problem.dtype)
-        first = kind not in self._tried
-        self._tried.add(kind)
-        return first or self._tried_s < TRIED_S
+    def early(self, watch: Watch, calls: int) -> bool:
+        """Return whether this first call, of so many of its problem, is audited."""
+        captured = REGIME.captured
+        first = not self.rota(watch).cost_s if captured else calls == 1
+        return first or self._early_s[captured] < EARLY_S
 
     def room(self, nbytes: int, device: torch.device) -> bool:
         """Return whether an audit may take so many bytes; on CUDA, whether another one may wait too."""
@@ -205,16 +198,15 @@ class Watches:
                 pending = self._pending.popleft()
             except IndexError:  # another thread took it
                 return
-            self.charge(pending.start.elapsed_time(pending.end) * 1e-3)
+            self.charge(pending.watch, pending.start.elapsed_time(pending.end) * 1e-3)
             strayed, changed = pending.flags.tolist()
             suspected = (strayed or changed) and not pending.watch.reason
             if suspected and (reason := pending.watch.late(pending, changed=changed)):
                 self.convict(pending.watch, reason)
 
-    def rests(self, watch: Watch) -> None:
-        """Arm ``watch`` again later."""
+    def rests(self) -> None:
+        """Arm a watch that has come to rest again later."""
         with self._lock:
-            self._resting.append(weakref.ref(watch))
             if self.thread is None and threading.main_thread().is_alive():
                 thread = threading.Thread(
                     target=_arm_in_turn, args=(weakref.ref(self), self.wait), name="nxcore watches"
@@ -223,42 +215,39 @@ class Watches:
                 self.thread = thread
 
     @property
-    def gap(self) -> float:
-        """Seconds until the next sample may be taken."""
+    def gap(self) -> float | None:
+        """Seconds until watches are to be armed; None if none rests."""
         with self._lock:
-            first = next((w for r in self._resting if (w := r()) is not None), None)
-        ahead = first.cost if first is not None else 0.0
-        return max(GAP_S, self.pace.left(ahead), self._within().left(ahead))
+            left = min((s for r in self._rotas.values() if (s := r.left()) is not None), default=None)
+        if left is None or self._pending:
+            return None if left is None else LEAST_S
+        return max(LEAST_S, left)
 
     def arm(self) -> bool:
-        """Arm the watch that has rested longest; return whether any rests after that."""
+        """Arm the watches of the kernels of which an audit is due; return whether any rests after that."""
         with self._lock:
-            while self._resting:
-                if (watch := self._resting.popleft()()) is not None:
-                    watch.arm()
-                    break
-            if not self._resting:
+            for rota in self._rotas.values():
+                rota.arm()
+            if self._pending:  # it is judged in the next watched call
+                self._pending[0].watch.arm()
+            if self.gap is None:
                 self.thread = None
-                return False
-            return True
+            return self.thread is not None
 
     def after_fork(self) -> None:
         """Start again in a forked child, which has neither the thread nor CUDA."""
         self._lock, self.thread, self.asides = threading.RLock(), None, 0
         self._pending.clear()
-        self.pace = self.pace.anew()
-        while self._resting:
-            if (watch := self._resting.popleft()()) is not None:
+        for rota in self._rotas.values():
+            for watch in rota.turns:
                 watch.arm()
 
 
 def _arm_in_turn(watches: weakref.ref[Watches], wait: Callable[[float], bool]) -> None:
     """Arm one watch after the other; end with the program or the session, or when none is left."""
     while (found := watches()) is not None:
-        gap = found.gap
+        gap = found.gap or LEAST_S
         del found  # hold no reference to a session that is otherwise unused
-        if not wait(gap) or (found := watches()) is None:
-            return
-        if found.affords and not found.arm():
+        if not wait(gap) or (found := watches()) is None or not found.arm():
             return
         del found

@@ -8,13 +8,12 @@ import threading
 import warnings
 import weakref
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 from nxcore.choose.contenders import Choice
-from nxcore.choose.learn import watch, watches
+from nxcore.choose.learn import rota, watch, watches
 from nxcore.choose.learn.budget import Pace
 from nxcore.context import KernelWarning
 from nxcore.session import Session
@@ -28,6 +27,9 @@ from nxcore.trust.suspicion import confirmed
 from nxcore.trust.truth import without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
+
+NOW = [0.0]
+"""The time of the watches: tests set it forward."""
 
 CPU = torch.device("cpu")
 X = torch.arange(12.0)
@@ -44,9 +46,15 @@ def watching(*ops, call=None, **how):
     backend = fakes.backend("watched", *(fakes.kernel(op, kernel, **how) for op in ops or ("add",)))
     found = Session(Settings(policy="measure"), fakes.registry(backend), fakes.QUICK)
     found.chooser.watches.wait = asleep
-    found.chooser.watches.pace = Pace(float("inf"))
+    found.chooser.watches._clock = lambda: NOW[0]
     found.chooser.learner.keep_to(Pace(float("inf")))
     return found, kernel
+
+
+def arm(session):
+    """Let audits be due, and arm what is to take them."""
+    NOW[0] += 100.0
+    return session.chooser.watches.arm()
 
 
 def only(session):
@@ -67,6 +75,8 @@ def test_the_first_calls_are_watched_and_some_audited_then_the_kernel_serves_dir
         assert type(plan) is partial
         assert plan.func is kernel, "nothing but a partial is between a call and the kernel"
         session.chooser.watches.arm()
+        assert plan.func is kernel, "no audit is due yet"
+        arm(session)
         assert plan.func is not kernel
         for _ in range(watch.SAMPLE):
             op(X, X)
@@ -108,63 +118,49 @@ def test_a_kernel_that_is_wrong_again_is_convicted_whatever_became_of_the_result
         assert "wrong in a call" in found.late(pending, changed=False)
 
 
-def test_what_the_share_does_not_afford_is_not_audited_after_the_first_calls():
-    session, _ = watching()
-    session.chooser.watches.pace = Pace(share=1e-9)
-    with session.use("watched"):
-        for _ in range(watch.FIRST):
-            session.op("add")(X, X)
-    assert only(session)._audits == watch.ALWAYS
-
-
-def test_audits_are_charged_to_both_shares():
+def test_audits_are_charged_to_learning():
     session, _ = watching()
     with session.use("watched"):
         session.op("add")(X, X)
-    assert session.chooser.watches.pace.spent == session.chooser.learner.pace.charged > 0
+    assert session.chooser.learner.pace.charged > 0
 
 
-def test_a_watch_rests_as_long_as_its_last_audit_cost():
-    now = [0.0]
-    pace = Pace(share=0.005, clock=lambda: now[0])
-    found = watches.Watches(lambda *a: None, lambda: Pace(float("inf")), wait=asleep, pace=pace)
-    backend = fakes.backend("watched", kernel := fakes.kernel("add"))
-    problem = Problem.of(SPECS["add"], (X, X, 1, None))
-    one = found.watch(backend, kernel, SPECS["add"].reference, problem)
-    one.rest()
-    assert found.gap == watches.GAP_S
-    found.charge(0.01)
-    one.cost = 0.01
-    assert found.gap == pytest.approx(0.02 / 0.005)
-    now[0] = 3.0
-    assert found.gap == pytest.approx(1.0)
-
-
-def test_one_watch_after_the_other_is_armed():
+def test_problems_of_a_kernel_take_turns():
+    """All are armed, since the one whose turn it is may have had its last call; the others come to rest."""
     session, _ = watching()
     with session.use("watched"):
         for n in (3, 4):
             for _ in range(watch.FIRST):
                 session.op("add")(X[:n], X[:n])
-    first, second = session.chooser.watches._known.values()
-    assert not first.armed
-    assert session.chooser.watches.arm()
-    assert (first.armed, second.armed) == (True, False)
-    assert not session.chooser.watches.arm(), "none rests any more"
-    assert second.armed
+        first, second = session.chooser.watches._known.values()
+        before = first._audits, second._audits
+        for turn in range(2):
+            arm(session)
+            assert (first.armed, second.armed) == (True, True)
+            for n in (4, 3, 4, 4):
+                session.op("add")(X[:n], X[:n])
+            assert (first._audits, second._audits) == (before[0] + 1, before[1] + turn), turn
+            for n in (3, 4):
+                session.op("add")(X[:n], X[:n])
+            assert (first.armed, second.armed) == (False, False)
 
 
 def test_the_thread_arms_what_rests_and_ends_where_nothing_does():
     session, _ = watching()
     waited = []
-    session.chooser.watches.wait = lambda seconds: not waited.append(seconds)
+
+    def wait(seconds):
+        NOW[0] += seconds
+        return not waited.append(seconds)
+
+    session.chooser.watches.wait = wait
     with session.use("watched"):
         for _ in range(watch.FIRST):
             session.op("add")(X, X)
     for thread in [t for t in threading.enumerate() if t.name == "nxcore watches"]:
         thread.join(10)
     assert only(session).armed
-    assert waited == [watches.GAP_S]
+    assert [rota.LEAST_S <= seconds <= rota.GAP_S for seconds in waited] == [True]
     assert session.chooser.watches.thread is None
 
 
@@ -373,16 +369,3 @@ def test_what_would_take_too_much_memory_is_not_audited(monkeypatch):
     with session.use("watched"):
         assert torch.equal(session.op("add")(X, X), 2 * X)
     assert only(session)._audits == 0
-
-
-def test_the_table_of_how_long_a_fault_lives_follows_from_the_schedule():
-    page = (Path(watch.__file__).parents[3] / "docs" / "trust.md").read_text(encoding="utf-8")
-    told = page.partition("| r | first 16 calls |")[2].partition("\n\n")[0].splitlines()[2:]
-    assert (watch.FIRST, watches.GAP_S, watches.SHARE) == (16, 0.25, 0.005)
-    spans_s = ((0, 1, 0), (60, 1, 0.001), (3600, 1, 0.001), (3600, 70, 0.005), (86_400, 70, 0.005))
-    for line in told:
-        rate, *lives = [float(cell) for cell in line.strip("| ").split("|")]
-        for lived, (seconds, problems, cost) in zip(lives, spans_s, strict=True):
-            gap = max(watches.GAP_S, cost / watches.SHARE)
-            audits = len(watch.AUDITED) + seconds / (problems * gap)
-            assert lived == pytest.approx((1 - rate) ** audits, rel=0.2, abs=1e-12)

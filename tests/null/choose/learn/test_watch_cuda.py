@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore.choose.learn.budget import Pace
 from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -21,7 +20,6 @@ def serving(name):
     hostile = TURNING[name]
     session = Session(Settings(policy="measure"), fakes.registry(hostile.backend("add")), fakes.QUICK)
     session.chooser.watches.wait = lambda seconds: False
-    session.chooser.watches.pace = Pace(float("inf"))
     return session, hostile
 
 

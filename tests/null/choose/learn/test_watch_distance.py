@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nxcore.choose.learn import watch, watches
-from nxcore.choose.learn.budget import Pace
 from nxcore.context import KernelWarning, as_captured
 from tests.null.choose.learn.test_watch import X, only, watching
 from tests.null.fakes import SPECS
@@ -14,7 +13,6 @@ from tests.null.fakes import SPECS
 
 def test_a_run_for_a_capture_is_audited_once_a_kernel_and_for_some_time(monkeypatch):
     session, _ = watching()
-    session.chooser.watches.pace = Pace(share=1e-9)
 
     def audits(sizes):
         with session.use("watched"), as_captured():
@@ -23,19 +21,18 @@ def test_a_run_for_a_capture_is_audited_once_a_kernel_and_for_some_time(monkeypa
         return [w._audits for w in session.chooser.watches._known.values()]
 
     assert audits([1, 1, 2, 3]) == [2, 1, 1]
-    monkeypatch.setattr(watches, "TRIED_S", 0.0)
+    monkeypatch.setattr(watches, "EARLY_S", 0.0)
     assert audits([4, 5]) == [2, 1, 1, 0, 0]
-    session.chooser.watches._tried.clear()
+    session.chooser.watches._rotas.clear()
     assert audits([6, 7]) == [2, 1, 1, 0, 0, 1, 0], "the first of each kernel"
 
 
 def test_the_second_audit_is_certain_only_while_audits_are_early():
     session, _ = watching()
-    pace = session.chooser.watches.pace = Pace(share=1e-9)
     audits = []
     with session.use("watched"):
         for spent, n in ((0.0, 3), (watches.EARLY_S, 4)):
-            pace.charge(spent)
+            session.chooser.watches._early_s[False] += spent
             for _ in range(3):
                 session.op("add")(X[:n], X[:n])
             audits.append([w._audits for w in session.chooser.watches._known.values()][-1])
@@ -57,8 +54,7 @@ def test_numbers_that_cancel_are_acquitted_and_compared_closely_from_then_on(mon
 
 def test_a_call_that_is_not_audited_runs_no_reference(monkeypatch):
     session, kernel = watching()
-    monkeypatch.setattr(watches.Watches, "must", lambda self, watch, calls: False)
-    session.chooser.watches.pace.charge(float("inf"))
+    monkeypatch.setattr(watches.Watches, "early", lambda self, watch, calls: False)
     runs, run = [], watch.Watch._reference
     monkeypatch.setattr(watch.Watch, "_reference", lambda self, args: runs.append(1) or run(self, args))
     with session.use("watched"), as_captured():
