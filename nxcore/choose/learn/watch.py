@@ -14,7 +14,6 @@ import threading
 import time
 from bisect import bisect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nxcore.choose.learn.exploration import Switch
+from nxcore.choose.learn.pending import Pending
 from nxcore.choose.learn.rota import Rota
 from nxcore.context import REGIME, capturing
 from nxcore.errors import VerificationError
@@ -80,40 +80,6 @@ class Owner(Protocol):
 
     def convict(self, watch: Watch, reason: str) -> None:
         """Put the kernel into quarantine."""
-
-
-@dataclass(frozen=True)
-class Pending:
-    """An audit that CUDA hasn't completed yet.
-
-    Attributes
-    ----------
-    watch : Watch
-        The watch that started it.
-    own : tuple
-        Copies of the arguments, from before the call.
-    result : Any
-        What the kernel returned; of a small one the caller has a copy.
-    flags : Tensor
-        Two bools in pinned memory: the result strays, an input was changed.
-    start, end : torch.cuda.Event
-        Events before and after the audit.
-    versions : tuple
-        Those of the result then: the caller may write into it since, as an activation in place does.
-    """
-
-    watch: Watch
-    own: tuple[Any, ...]
-    result: Any
-    flags: Tensor
-    start: Any
-    end: Any
-    versions: tuple[int | None, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are kept for it."""
-        return sum(t.nbytes for t in leaves((self.own, self.result)))
 
 
 class Watch:

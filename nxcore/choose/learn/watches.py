@@ -20,8 +20,9 @@ import torch
 
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.budget import Pace, until_the_end
+from nxcore.choose.learn.pending import Pending
 from nxcore.choose.learn.rota import Rota
-from nxcore.choose.learn.watch import Pending, Watch
+from nxcore.choose.learn.watch import Watch
 from nxcore.context import REGIME, KernelWarning
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem

@@ -15,6 +15,7 @@ import torch
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn import rota, watch, watches
 from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.pending import Pending
 from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -95,7 +96,7 @@ def test_a_result_that_was_written_since_is_no_evidence(wrong, then, convicted, 
         session.op("add")(-X, -X)
         result = SPECS["add"].reference(-X, -X, 1, None) + wrong
         versions = suspicion.versions(result)
-        pending = watch.Pending(
+        pending = Pending(
             only(session), twin((-X, -X, 1, None)), result, torch.ones(2), None, None, versions
         )
         if then:
@@ -111,7 +112,7 @@ def test_a_kernel_that_is_wrong_again_is_convicted_whatever_became_of_the_result
         found = only(session)
         found.planned = lambda a, b, alpha, out: a + b + 1
         result = X + X + 1
-        pending = watch.Pending(
+        pending = Pending(
             found, twin((X, X, 1, None)), result, torch.ones(2), None, None, suspicion.versions(result)
         )
         result.zero_()

@@ -1,0 +1,47 @@
+"""Pending: an audit whose outcome CUDA hasn't completed yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from nxcore.spec.problem import leaves
+
+if TYPE_CHECKING:
+    from nxcore.choose.learn.watch import Watch
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An audit that CUDA hasn't completed yet.
+
+    Attributes
+    ----------
+    watch : Watch
+        The watch that started it.
+    own : tuple
+        Copies of the arguments, from before the call.
+    result : Any
+        What the kernel returned; of a small one the caller has a copy.
+    flags : Tensor
+        Two bools in pinned memory: the result strays, an input was changed.
+    start, end : torch.cuda.Event
+        Events before and after the audit.
+    versions : tuple
+        Those of the result then: the caller may write into it since, as an activation in place does.
+    """
+
+    watch: Watch
+    own: tuple[Any, ...]
+    result: Any
+    flags: Tensor
+    start: Any
+    end: Any
+    versions: tuple[int | None, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are kept for it."""
+        return sum(t.nbytes for t in leaves((self.own, self.result)))
