@@ -96,9 +96,7 @@ def test_a_result_that_was_written_since_is_no_evidence(wrong, then, convicted, 
         session.op("add")(-X, -X)
         result = SPECS["add"].reference(-X, -X, 1, None) + wrong
         versions = suspicion.versions(result)
-        pending = Pending(
-            only(session), twin((-X, -X, 1, None)), result, torch.ones(2), None, None, versions
-        )
+        pending = Pending(only(session), twin((-X, -X, 1, None)), result, torch.ones(2), None, None, versions)
         if then:
             then(result)
         found = only(session).late(pending, changed=False)
