@@ -32,7 +32,7 @@ EARLY_S = 0.5
 problems all begin in one step. In runs for captures, whose results no caller gets, each kernel's first."""
 
 LEAST_S = 0.1
-"""The least seconds between two looks at what is to be armed, and until the outcome of an audit on CUDA is read."""
+"""The least seconds between two looks at what is to be armed, and until CUDA's outcome of one is read."""
 
 FREE_S = 1.0
 """Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
