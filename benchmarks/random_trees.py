@@ -28,7 +28,7 @@ from nxcore.spec.device import available, describe
 from nxcore.store.encoding import encoded
 
 ROOT = Path(__file__).parent.parent
-TREES = ("cuda=11000", "triton=4200", "cupy=3000", "numba-cuda=400", "torch=1300", "inductor=100")
+TREES = ("cuda=11000", "triton=4200", "cupy=3400", "torch=1300", "inductor=100")
 CHUNK = 40
 """Trees of one printer in a row: two kernels, or three."""
 

@@ -36,7 +36,6 @@ from tests.hostile import (
     of_folds,
     of_numba,
     of_numba_cuda,
-    of_numba_cuda_norm,
     of_products,
     of_triton,
 )
@@ -99,12 +98,7 @@ PLUGINS = {
             *of_cuda_planes.MUTATIONS,
         ),
     ),
-    "numba-cuda": Plugin(
-        "nxcore_numba",
-        "numba-cuda",
-        "numba.cuda",
-        (*of_numba_cuda.MUTATIONS, *of_folds.NUMBA_CUDA, *of_numba_cuda_norm.MUTATIONS),
-    ),
+    "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),
 }
 
 

@@ -76,6 +76,12 @@ NOT_IN = {
         *POINTS_BACK,
         *NORM_SUMS,
         *FOREACH,
+        *FOLDS,
+        *FILTERED,
+        *SEPARABLE,
+        *ROWS,
+        *NORMS,
+        *BLOCKS,
     ),
 }
 """What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
@@ -175,18 +181,11 @@ NONE_SUCH = {
 }
 """What there is nothing of in any backend's kernel of an operator, and why."""
 
-MEETS_NO_NAN = {
-    ("depthwise_conv2d_backward", NAN): "it never meets what lies past the outputs, and treats no NaN"
-}
-NO_KERNEL = {
-    (op, kind): "it has no kernel of it"
-    for op in NOT_IN["numba-cuda"]
-    for kind in (MASK, BITS, STRIDE, *((NAN,) if op in (*POINTS, *POINTS_BACK) else ()))
-}
-
 NONE_SUCH_IN = {
-    "triton": MEETS_NO_NAN | {key: why for key, why in NO_KERNEL.items() if key[0] in NOT_IN["triton"]},
-    "numba": {key: why for key, why in NO_KERNEL.items() if key[0] in NOT_IN["numba"]},
-    "numba-cuda": MEETS_NO_NAN | NO_KERNEL,
+    backend: {(op, kind): "it has no kernel of it" for op in ops for kind in KINDS}
+    for backend, ops in NOT_IN.items()
 }
+NONE_SUCH_IN["triton"]["depthwise_conv2d_backward", NAN] = (
+    "it never meets what lies past the outputs, and treats no NaN"
+)
 """What there is nothing of in one backend's kernel of an operator, and why."""

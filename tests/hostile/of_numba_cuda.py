@@ -5,13 +5,11 @@ from __future__ import annotations
 from tests.hostile.mutations import (
     BITS,
     GLOBAL_BACK,
-    IMAGES,
     LARGEST,
     LARGEST_OF_ALL,
     MASK,
+    MEANS,
     NAN,
-    ROWS,
-    SEPARABLE,
     STRIDE,
     SUMS,
     TOP,
@@ -20,7 +18,7 @@ from tests.hostile.mutations import (
     one,
 )
 
-BACK = ("depthwise_conv2d_backward",)
+POOLS = (*LARGEST, "max_pool2d_backward", *MEANS)
 ENDS = "IndexError"
 
 
@@ -214,7 +212,7 @@ MUTATIONS = (
     one(
         STRIDE,
         "gpu/image.py",
-        IMAGES,
+        POOLS,
         "return n * strides[0] + c * strides[1] + y * strides[2] + x * strides[3]",
         "return n * strides[0] + c * strides[1] + y * strides[3] + x * strides[2]",
         raises=ENDS,
@@ -266,61 +264,6 @@ MUTATIONS = (
     ),
     one(
         MASK,
-        "gpu/depthwise_conv2d.py",
-        ("depthwise_conv2d", *SEPARABLE),
-        "if 0 <= row < image[0]:",
-        "if row < image[0]:",
-        raises=ENDS,
-    ),
-    Mutation(
-        BITS,
-        "gpu/depthwise_conv2d.py",
-        ("depthwise_conv2d",),
-        (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value", count=2),),
-    ),
-    one(
-        MASK,
-        "gpu/depthwise_conv2d.py",
-        BACK,
-        "if 0 <= row < image[0] and 0 <= column < image[1]:",
-        "if row < image[0] and 0 <= column < image[1]:",
-        raises=ENDS,
-    ),
-    Mutation(
-        BITS,
-        "gpu/depthwise_conv2d.py",
-        BACK,
-        (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value", count=2),),
-    ),
-    *(
-        Mutation(
-            MASK,
-            f"gpu/{op.removesuffix('_backward')}.py",
-            (op,),
-            (Edit("if row < count:", "if row <= count:", 2),),
-            raises=ENDS,
-            slow=op != ROWS[0],
-        )
-        for op in ROWS
-    ),
-    one(STRIDE, "gpu/rows.py", ROWS, "i * steps[1]", "i"),
-    one(
-        TOP,
-        "gpu/rows.py",
-        ROWS,
-        "math.exp(value - top)",
-        "math.exp(value)",
-        raises="OverflowError",  # of Python's math.exp, which the simulator calls
-    ),
-    one(
-        NAN,
-        "gpu/rows.py",
-        ROWS,
-        "np.float32(math.exp(value - top))",
-        "np.nan_to_num(np.float32(math.exp(value - top)))",
-    ),
-    one(
-        MASK,
         "gpu/global_max_pool2d.py",
         LARGEST_OF_ALL,
         "if thread < outputs * parts:",
@@ -363,26 +306,5 @@ MUTATIONS = (
         GLOBAL_BACK,
         "grad[at(n, c, 0, 0, grads)]",
         "grad[at(n, c, 0, 0, taps)]",
-    ),
-    Mutation(
-        BITS,
-        "gpu/separable.py",
-        SEPARABLE,
-        (addition("total", "weight * np.float32(x[at(n, k, p, q, xs)])"),),
-    ),
-    one(
-        STRIDE,
-        "gpu/separable.py",
-        SEPARABLE,
-        "value = np.float32(x[at(n, c, p, q, xs)])",
-        "value = np.float32(x[at(n, c, q, p, xs)])",
-        raises=ENDS,
-    ),
-    one(
-        NAN,
-        "gpu/separable.py",
-        SEPARABLE,
-        "np.float32(0) if value < 0 else value",
-        "value if value > 0 else np.float32(0)",
     ),
 )

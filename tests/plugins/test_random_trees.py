@@ -35,14 +35,11 @@ ILL = 0.06
 SHARES = {
     "triton": (0.0, 0.55),
     "jax": (0.55, 0.65),
-    "cuda": (0.65, 0.985),
-    "numba-cuda": (0.985, 0.995),
+    "cuda": (0.65, 0.995),
     "numba": (0.995, 1.0),
 }
 """The trees of each backend, as parts of all: few where compiling a tree takes a second."""
-ON_GPU = {"triton": (0.0, 0.25), "cuda": (0.25, 0.75), "cupy": (0.75, 0.99), "numba-cuda": (0.99, 1.0)}
-MODULES = {"numba-cuda": "nxcore_numba.gpu"}
-"""The packages of backends that aren't named after them."""
+ON_GPU = {"triton": (0.0, 0.25), "cuda": (0.25, 0.75), "cupy": (0.75, 1.0)}
 
 
 def jitted(found):
@@ -87,8 +84,7 @@ def compiled(backend, found):
 
         with using(HOST):
             return pointwise.compiled(found)
-    package = MODULES.get(backend, f"nxcore_{backend}")
-    return importlib.import_module(f"{package}.pointwise").compiled(found)
+    return importlib.import_module(f"nxcore_{backend}.pointwise").compiled(found)
 
 
 def drawn(seeds):

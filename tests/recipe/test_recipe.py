@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NEW = Path(__file__).parent / "new"
 OPS = ("square_relu", "square_relu_backward")
-FILES, LINES = 12, 600
+FILES, LINES = 11, 550
 
 TAKEN = """\
         "square_relu": accepts.takes(dense=True),
@@ -30,7 +30,7 @@ TAKEN = """\
 """
 ROWS = {
     "plugins/numba/src/nxcore_numba/accepts.py": (
-        ('        "rows": takes(', '        "flat": takes(*more, dense=True),\n'),
+        ('    "rows": _on_cpu(', '    "flat": _on_cpu(dense=True),\n'),
         ('    "rows": (', '    "flat": ("square_relu", "square_relu_backward"),\n'),
         ('    "weighted_sum": ', '    "square_relu_backward": "square_relu:plan_backward",\n'),
     ),
@@ -111,7 +111,7 @@ def test_an_operator_on_every_backend_costs_what_the_recipe_says(tree):
 def test_every_kernel_of_it_keeps_every_rule(tree):
     """Where there is no device, in the interpreters that ``conftest.py`` asks for."""
     found = json.loads(python("-c", EXAMINE, of=tree).splitlines()[-1])
-    asked = {(op, kernel) for op in OPS for kernel in ("numba", "numba-cuda", "triton", "cuda", "jax")}
+    asked = {(op, kernel) for op in OPS for kernel in ("numba", "triton", "cuda", "jax")}
     assert {(op, kernel) for op, kernel, *_ in found} == asked
     missing = ("jax is not installed", "NXCORE_CUDA_EMULATOR needs a C++ compiler")
     assert [row for row in found if row[2] != "verified" and not row[3].startswith(missing)] == []

@@ -53,15 +53,15 @@ def _rows(needs: Mapping[str, Need], targets: Mapping[str, str]) -> dict[str, An
     return rows
 
 
+ON_CPU: dict[str, Any] = {
+    "dtypes": FLOATS,
+    "deterministic": True,
+    "replay": "nxcore_numba.threads:replay",
+    "announces": True,
+}
+
 KERNELS: tuple[Kernel, ...] = (
-    *kernels(
-        "nxcore_numba",
-        _rows(accepts.CPU, accepts.TARGETS),
-        dtypes=FLOATS,
-        deterministic=True,
-        replay="nxcore_numba.threads:replay",
-        announces=True,
-    ),
+    *kernels("nxcore_numba", _rows(accepts.CPU, accepts.TARGETS), **ON_CPU),
     *kernels(
         "nxcore_numba.gpu",
         _rows(accepts.CUDA, accepts.CUDA_TARGETS),
@@ -73,23 +73,10 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-PRINTERS = (
-    *kernels(
-        "nxcore_numba",
-        {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
-        dtypes=FLOATS,
-        deterministic=True,
-        replay="nxcore_numba.threads:replay",
-        announces=True,
-    ),
-    *kernels(
-        "nxcore_numba.gpu",
-        {"pointwise": {"accepts": accepts.cuda_expressions, "in_place_safe": True}},
-        probe=probe_cuda,
-        variant="cuda",
-        dtypes=accepts.CUDA_FLOATS,
-        deterministic=True,
-    ),
+PRINTERS = kernels(
+    "nxcore_numba",
+    {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
+    **ON_CPU,
 )
 
 

@@ -107,40 +107,39 @@ _terms = at_most(2**31 - 1, "terms of an output to number", _numbered)
 _copies = at_most(dims.DIMS, "dimensions that can't be merged", _copied_dims)
 
 
-def _table(takes: Any, blend: tuple[Need, ...], *more: Need, numbers: bool) -> dict[str, Need]:
+_on_cpu = partial(needs, device=_cpu)
+_on_cuda = partial(needs, _simulated, device=_cuda, dtypes=CUDA_FLOATS)
+
+
+def _table(takes: Any, *blend: Need, numbers: bool) -> dict[str, Need]:
+    """Return what both devices have kernels of."""
     return {
-        "blend": takes(*more, *blend),
-        "add": takes(*more, tensors=not numbers, alike_numbers=True, rank=dims.DIMS),
-        "sums": takes(*more, _copies, sums=dims.KINDS),
-        "folds": takes(*more, _terms, sums=dims.KINDS),
-        "images": takes(*more, integers=("offsets",)),
-        "rows": takes(*more, rows=math.inf, one_gradient=True),
-        "norm": takes(*more, channels=dims.KINDS),
+        "blend": takes(*blend),
+        "add": takes(tensors=not numbers, alike_numbers=True, rank=dims.DIMS),
+        "sums": takes(_copies, sums=dims.KINDS),
+        "pools": takes(integers=("offsets",)),
     }
 
 
-CPU = _table(
-    partial(needs, device=_cpu),
-    (at_most(dims.DIMS, "dimensions that can't be merged", _dims),),
-    numbers=True,
-) | {"convolution": needs(few_channels(CHANNELS, TAPS), device=_cpu)}
+CPU = _table(_on_cpu, at_most(dims.DIMS, "dimensions that can't be merged", _dims), numbers=True) | {
+    "folds": _on_cpu(_terms, sums=dims.KINDS),
+    "convolution": _on_cpu(few_channels(CHANNELS, TAPS)),
+    "filters": _on_cpu(),
+    "rows": _on_cpu(rows=math.inf, one_gradient=True),
+    "norm": _on_cpu(channels=dims.KINDS),
+}
 """The requirements on a CPU call, by the family of its operator: any floating dtypes and numbers."""
 
 CUDA = _table(
-    partial(needs, device=_cuda, dtypes=CUDA_FLOATS),
-    (at_most(CANDIDATES, "candidates", lambda p: len(dims.candidates_of(p["xs"])[0])), _one_layout),
-    _simulated,
+    _on_cuda,
+    at_most(CANDIDATES, "candidates", lambda p: len(dims.candidates_of(p["xs"])[0])),
+    _one_layout,
     numbers=False,
 )
 """The same on CUDA."""
 
-expressions = partial(needs, device=_cpu)(fits(FLOATS, dims.DIMS), dtypes=(*FLOATS, torch.bool))
-"""The requirement on a call of an expression's operator, on the CPU."""
-
-cuda_expressions = partial(needs, device=_cuda)(
-    fits(CUDA_FLOATS, dims.DIMS), _simulated, dtypes=(*CUDA_FLOATS, torch.bool)
-)
-"""The same on CUDA."""
+expressions = _on_cpu(fits(FLOATS, dims.DIMS), dtypes=(*FLOATS, torch.bool))
+"""The requirement on a call of an expression's operator."""
 
 GENERATED = (
     *(
@@ -162,7 +161,7 @@ FAMILIES = {
     "add": ("add",),
     "sums": ("add_backward", "sum", "sum_to_size", "mean"),
     "folds": ("amax", "amin", "any", "all", "max", "min", "argmax", "argmin"),
-    "images": (
+    "pools": (
         "max_pool2d",
         "max_pool2d_with_offsets",
         "max_pool2d_backward",
@@ -172,11 +171,8 @@ FAMILIES = {
         "global_max_pool2d",
         "global_max_pool2d_with_offsets",
         "global_max_pool2d_backward",
-        "depthwise_conv2d",
-        "depthwise_conv2d_backward",
-        "sep_conv2d",
-        "sep_conv2d_backward",
     ),
+    "filters": ("depthwise_conv2d", "depthwise_conv2d_backward", "sep_conv2d", "sep_conv2d_backward"),
     "convolution": ("conv2d", "conv2d_backward"),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
