@@ -15,6 +15,7 @@ from nxcore.measure.timing import REGIMES, Regime, Timing
 from nxcore.registry.reference import TorchKernel
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem, TensorMeta, leaves
+from nxcore.trust.form import marked
 from nxcore.trust.gate import brief
 
 AGAIN = "torch again"
@@ -255,6 +256,8 @@ def check_result(result: Any, problem: Problem) -> None:
         # The reference may return a view with another layout.
         if not _alike(came, like) and not _alike(came, leaves_of(problem.outputs_by(1))[i]):
             raise VerificationError(f"its result must be {like} as torch's, got {came}")
+        if why := marked(got):
+            raise VerificationError(f"{why}, as torch's hasn't")
 
 
 def _alike(came: TensorMeta, like: TensorMeta) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nxcore.spec.problem import TensorMeta, leaves
+from nxcore.trust.form import form, misformed
 from nxcore.trust.truth import Truth
 
 WALL = 4096
@@ -173,7 +174,7 @@ def in_form(truth: Truth, result: Any, *, laid_out: bool = True) -> bool:
         [(t.dtype, t.shape, t.device, _strides(t) if laid_out else ()) for t in tensors]
         for tensors in (leaves(result), truth.torch)
     )
-    return got == wanted
+    return got == wanted and (not laid_out or not misformed(tuple(leaves(result)), form(truth.torch)))
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

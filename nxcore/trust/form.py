@@ -2,35 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nxcore.spec.problem import TensorMeta
+from nxcore.spec.problem import TensorMeta, leaves
+
+ALIGNED = 512
+"""The most bytes between two results that are parts of one allocation."""
+
+
+class Form(NamedTuple):
+    """The form of one result of torch.
+
+    Attributes
+    ----------
+    meta : TensorMeta
+    inference : bool
+        Whether it is an inference tensor.
+    views : bool
+        Whether it may be a part of other memory.
+    """
+
+    meta: TensorMeta
+    inference: bool = False
+    views: bool = False
 
 
 def form(result: Any) -> Any:
-    """Return ``result`` with a ``TensorMeta`` in place of each tensor."""
+    """Return ``result`` with a ``Form`` in place of each tensor or description of one."""
     if isinstance(result, Tensor):
-        return TensorMeta.of(result)
+        return Form(TensorMeta.of(result), result.is_inference(), result._is_view())  # noqa: SLF001  no public way
+    if isinstance(result, TensorMeta):
+        return Form(result)
     return tuple(map(form, result)) if isinstance(result, tuple | list) else result
 
 
 def misformed(result: Any, like: Any) -> str:
     """Return how ``result`` differs from ``like``, a ``form``; empty if it doesn't.
 
-    Strides of dimensions of size 1, and of empty tensors, are ignored.
+    Strides of dimensions of size 1, and of empty tensors, are ignored. Results of one call may be parts of
+    one allocation.
     """
-    if isinstance(like, tuple):
+    return _misformed(result, like) or misstored(list(leaves(result)), list(_forms(like)))
+
+
+def _forms(like: Any) -> Iterator[Form]:
+    if isinstance(like, Form):
+        yield like
+    elif isinstance(like, tuple):
+        for each in like:
+            yield from _forms(each)
+
+
+def marked(tensor: Tensor, *, inference: bool = False) -> str:
+    """Return what a result has that torch's own has not; empty if nothing.
+
+    It is computed without gradients, and is an inference tensor only within the mode, or if torch's is.
+    """
+    if tensor.requires_grad or tensor.grad_fn is not None:
+        return "a result must not require a gradient"
+    if tensor.is_inference() and not (inference or torch.is_inference_mode_enabled()):
+        return "a result must not be an inference tensor outside of inference mode"
+    if tensor.is_conj() or tensor.is_neg():
+        return "a result must hold its own numbers, without a conjugate or negative bit"
+    return "a result must have no names" if any(getattr(tensor, "names", ())) else ""
+
+
+def misstored(results: Sequence[Tensor], likes: Sequence[Form]) -> str:
+    """Return which result is a part of more memory than the results of the call; empty if none is."""
+    pairs = [(tensor, like) for tensor, like in zip(results, likes, strict=True) if tensor.numel()]
+    needed: dict[int, int] = {}
+    for tensor, _ in pairs:
+        at = tensor.untyped_storage().data_ptr()
+        needed[at] = needed.get(at, 0) + _extent(tensor) * tensor.element_size()
+    shared = len(pairs) - len(needed)
+    for tensor, like in pairs:
+        storage = tensor.untyped_storage()
+        more = storage.nbytes() - needed[storage.data_ptr()]
+        if not like.views and more > ALIGNED * shared:
+            return f"a result must have memory of its own size, got one of {storage.nbytes()} bytes"
+    return ""
+
+
+def _misformed(result: Any, like: Any) -> str:
+    if isinstance(like, tuple) and not isinstance(like, Form):
         if not isinstance(result, tuple | list) or len(result) != len(like):
             return f"must be {len(like)} results, got {_kind(result)}"
-        return next(filter(None, map(misformed, result, like)), "")
-    if not isinstance(like, TensorMeta):
+        return next(filter(None, map(_misformed, result, like)), "")
+    if not isinstance(like, Form):
         return "" if result is like or result == like else f"must be {like}, got {_kind(result)}"
     if type(result) is not Tensor or result.layout is not torch.strided:
         return f"must be a plain tensor, got {_kind(result)}"
+    like, inference = like.meta, like.inference
     for what, wanted, came in (
         ("device", like.device, result.device),
         ("dtype", like.dtype, result.dtype),
@@ -42,7 +108,7 @@ def misformed(result: Any, like: Any) -> str:
         strides = TensorMeta.of(result).strides_of_extent
         if strides != like.strides_of_extent:
             return f"strides must be torch's {like.strides}, got {result.stride()}"
-    return ""
+    return marked(result, inference=inference)
 
 
 def _kind(value: Any) -> str:

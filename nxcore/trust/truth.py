@@ -30,6 +30,7 @@ from nxcore.errors import VerificationError
 from nxcore.spec.precision import SHARE
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
+from nxcore.trust.form import form, misformed
 from nxcore.trust.state import UNCHANGED, State, disturbance
 
 ACCUMULATOR = 2.0**-24
@@ -337,7 +338,10 @@ def agreement(
             return Agreement(False, float("inf"), "inputs must be left unchanged")
     if out is not None and (not isinstance(result, Tensor) or result.data_ptr() != out.data_ptr()):
         return Agreement(False, float("inf"), "out must be written and returned")
-    return truth.judge(result, laid_out=out is None)
+    found = truth.judge(result, laid_out=out is None)
+    if found.ok and out is None and (why := misformed(tuple(leaves(result)), form(truth.torch))):
+        return Agreement(False, float("inf"), why)
+    return found
 
 
 def without_out(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
