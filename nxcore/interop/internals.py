@@ -126,6 +126,11 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def is_view(tensor: Tensor) -> bool:
+    """Return whether a tensor is a view of another one."""
+    return tensor._is_view()
+
+
 def storage(tensor: Tensor) -> int:
     """Return the identity of a tensor's storage: its address is only that of the first byte."""
     identity: int = tensor.untyped_storage()._cdata

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nxcore.interop.internals import is_view
 from nxcore.spec.problem import TensorMeta, leaves
 
 ALIGNED = 512
@@ -34,7 +35,7 @@ class Form(NamedTuple):
 def form(result: Any) -> Any:
     """Return ``result`` with a ``Form`` in place of each tensor or description of one."""
     if isinstance(result, Tensor):
-        return Form(TensorMeta.of(result), result.is_inference(), result._is_view())  # noqa: SLF001  no public way
+        return Form(TensorMeta.of(result), result.is_inference(), is_view(result))
     if isinstance(result, TensorMeta):
         return Form(result)
     return tuple(map(form, result)) if isinstance(result, tuple | list) else result
