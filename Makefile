@@ -14,7 +14,7 @@ GATES := overhead gate modules native
 HEADERS = $(wildcard $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h)
 COMPILES = $(and $(shell command -v $(CXX)),$(HEADERS))
 # Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
-AIMS := miss online regret shapes
+AIMS := miss online shapes
 # Images of containers set it; each worker and each process of a test would then compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,7 +35,7 @@ help:
 	@echo "make sanitize     run compute-sanitizer on every CUDA C++ kernel, on a machine with a CUDA device"
 	@echo "make conformance  verify every kernel on its samples here, and write build/conformance.md"
 	@echo "make bench        benchmarks of calls and of verification, with limits that fail"
-	@echo "make aims         benchmarks of first calls, new shapes, learning and unmeasured sizes, with their targets"
+	@echo "make aims         benchmarks of first calls, new shapes and learning, with their targets"
 	@echo "make regression   compare the CPU kernels' times with the parent commit; fails if one is slower"
 	@echo "make record       measure what this machine's GPU needs to be known, and write the file to send; resumable"
 	@echo "make wheels       build the wheels of all packages into dist/, with compiled kernels; half an hour on two cores, needs nvcc"

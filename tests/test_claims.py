@@ -229,18 +229,6 @@ def test_the_numbered_reductions_on_an_h100_are_those_of_the_record() -> None:
         assert f"| `{row['op']}` | {shapes[shape]}, {axes} | {times} | {share} | {met} |" in page
 
 
-@pytest.mark.parametrize(
-    "name", ["nvidia-h200/2026-11-26", "nvidia-h100/2026-11-25", "amd-epyc-2-cores/2026-11-26"]
-)
-def test_the_regret_of_expressions_is_the_records(name: str) -> None:
-    record = f"benchmarks/results/{name}-regret-expressions.json"
-    found = json.loads((ROOT / record).read_text(encoding="utf-8"))["summary"]
-    page = (ROOT / "docs/estimates.md").read_text(encoding="utf-8")
-    (line,) = (line for line in page.splitlines() if line.startswith("|") and f"`{record}`" in line)
-    figures = " | ".join(f"{found[key]:.3f}" for key in ("p50", "p95", "max"))
-    assert line.endswith(f"| {figures} | {found['slower'] or 'none'} |")
-
-
 def test_the_claims_of_others_are_those_of_the_record() -> None:
     record = json.loads((RESULTS / "2026-11-26-claims-one-allocation.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in record["rows"]}

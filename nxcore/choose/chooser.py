@@ -13,7 +13,7 @@ import torch
 
 from nxcore.choose.beforehand import Beforehand
 from nxcore.choose.contenders import Choice, guess, promised
-from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.families import Families
 from nxcore.choose.learn.doubt import Doubts
 from nxcore.choose.learn.exploration import Exploration, exploration
 from nxcore.choose.learn.learner import Learner, Wrap
@@ -51,9 +51,6 @@ LEARNING = ("online", "measure")
 
 RELYING = ("online", "estimate")
 """The policies that use figures of a related device."""
-
-GUESSED = ("bracketed", "prior")
-"""The rules of choices that are not based on the problem itself."""
 
 Key = tuple[Any, ...]
 
@@ -97,8 +94,8 @@ class Chooser:
         )
         self.survey.keep_to(lambda: self.learner.pace)
         self.lock = Lock.set_by(settings.lock, strict=settings.strict)
-        self.estimator, self.pairs = Estimator(recall), Pairs(recall, self.lock)
-        self.pruner, recall.spared = Pruner(self.estimator), self._spared
+        self.families, self.pairs = Families(recall), Pairs(recall, self.lock)
+        self.pruner, recall.spared = Pruner(self.families), self._spared
         self.doubts = Doubts(lambda: self.learner, self._contradicted)
         self.recorded, self.beforehand = Recorded(recall.wisdom, self.tuner.registry), Beforehand(recall)
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
@@ -207,7 +204,7 @@ class Chooser:
             return False
         if policy == "frozen":
             return not self.settings.strict
-        return self.recall.wisdom.known(problem) is None and not self.estimator.knows(problem)
+        return self.recall.wisdom.known(problem) is None
 
     def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
         """Use ``choice`` for ``problem`` from now on."""
@@ -318,8 +315,6 @@ class Chooser:
         if policy == "online" and not why:
             serve = functools.partial(self._learnt, key, self.lock)
             return self.between(problem, args) or self.learner.start(problem, serve)
-        if policy != "frozen" and (guessed := self.estimator.choose(problem, args)):
-            return guessed
         reason = f"it was never measured, and the policy is {self.in_force!r}" + (f": {why}" if why else "")
         if not self.settings.measure:
             reason += ", and NXCORE_NO_MEASURE is set"
@@ -332,7 +327,7 @@ class Chooser:
 
         A problem with figures of its own is learnt if they don't count.
         """
-        if self.recall.wisdom.holds(problem) or not (found := self.estimator.between(problem, args)):
+        if self.recall.wisdom.holds(problem) or not (found := self.families.between(problem, args)):
             return None
         return self.doubts.over(found, problem)
 
@@ -362,7 +357,7 @@ class Chooser:
                 _log.info("choice: %s -> %s, %s: %s", key[0], *_told(choice))
 
     def _note(self, problem: Problem, choice: Choice) -> None:
-        if choice.decision.rule not in ("exploring", *GUESSED):
+        if choice.decision.rule not in ("exploring", "prior"):
             self.recorded.add(problem)
             self._made += 1
         self.retries.note(problem, choice)
@@ -380,7 +375,7 @@ def torch_alone(problem: Problem) -> str:
 
 def enough(choice: Choice, policy: str) -> bool:
     """Return whether a choice is sufficient under a policy."""
-    unmeasured = {"measure": ("exploring", "family", *GUESSED), "online": GUESSED}
+    unmeasured = {"measure": ("exploring", "family", "prior"), "online": ("prior",)}
     return choice.decision.rule not in unmeasured.get(policy, ())
 
 

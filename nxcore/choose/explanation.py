@@ -19,7 +19,6 @@ BY_RULE = {
     "preferred": "a call outside of nxcore.use, which goes to the fastest kernel",
     "locked": "another lock, or NXCORE_LOCK unset",
     "family": "a measurement of this problem: nxcore tune {op}, or policy 'measure'",
-    "bracketed": "a measurement of this problem: nxcore tune {op}, or policy 'measure'",
     "prior": "a measurement: nxcore tune {op}, or policy 'measure'",
     "exploring": "more calls, until the fastest kernel is clear",
 }

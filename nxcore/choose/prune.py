@@ -11,7 +11,7 @@ from typing import Any
 from nxcore.choose.admission import once
 from nxcore.choose.ahead import compilable, compiled, from_disk, pays
 from nxcore.choose.contenders import Choice, Contender
-from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.families import Families
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
 from nxcore.choose.workers import SEVERAL
 from nxcore.observe.bar import Measuring, shown
@@ -30,12 +30,12 @@ class Pruner:
 
     Parameters
     ----------
-    estimator : Estimator
-        Predicts from measurements at other sizes and on other devices.
+    families : Families
+        Knows measurements at other sizes and on other devices.
     """
 
-    def __init__(self, estimator: Estimator) -> None:
-        self.estimator, self.tuner = estimator, estimator.tuner
+    def __init__(self, families: Families) -> None:
+        self.families, self.tuner = families, families.tuner
         self._bare: dict[str, set[tuple[Any, ...]]] = {}
         self._stocked: set[str] = set()
         self._entered: dict[str, Contender] = {}  # the kernels on disk of the problem that is measured
@@ -51,7 +51,7 @@ class Pruner:
             return EVERY
         ready, waits = set[str](), missing is None and pays(self.tuner)
         if missing is None:
-            able = self.estimator.able(problem)[1]
+            able = self.families.able(problem)[1]
             self._entered.clear()
             others = {label: of for label, of in able.items() if of[0].name != "torch"}
             found = {label: self._found(*of, problem) for label, of in others.items()}
@@ -59,15 +59,15 @@ class Pruner:
             ready = {label for label, serves in found.items() if serves}
         if not missing:
             return EVERY
-        able = self.estimator.able(problem)[1]  # without those that were found wrong now
+        able = self.families.able(problem)[1]  # without those that were found wrong now
         backends = {label: b.name for label, (b, _) in able.items() if label in missing}
-        predicted, wins = self.estimator.predicted(problem, able), self.estimator.wins(problem)
+        near, wins = self.families.nearest(problem, able), self.families.wins(problem)
         here = [label for label in backends if waits and not compilable(able[label][0], problem)]
-        return shortlisted(backends, predicted, wins, most, ready, here)
+        return shortlisted(backends, near, wins, most, ready, here)
 
     def measured(self, problem: Problem, args: tuple[Any, ...]) -> Choice:
         """Compile what is worth it, race the kernels, and keep the result; return the choice."""
-        recall = self.estimator.recall
+        recall = self.families.recall
         with once(), MEASURING.of(problem.op):
             listed = self.shortlist(problem)
             self.compile(problem, listed)

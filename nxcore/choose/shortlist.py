@@ -10,7 +10,7 @@ from nxcore.measure.timing import duration
 from nxcore.spec.kernel import Code, Refusal
 
 WITHIN = 1.5
-"""The largest predicted time of a kernel worth compiling, relative to the best one's, torch's included."""
+"""The largest time, at the nearest measured size, of a kernel worth compiling: in multiples of the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ EVERY = Shortlist()
 
 def shortlisted(
     backends: Mapping[str, str],
-    predicted: Mapping[str, float],
+    near: Mapping[str, float],
     wins: Mapping[str, int],
     most: int,
     ready: Collection[str] = (),
@@ -60,14 +60,16 @@ def shortlisted(
     """Prune kernels; a pure function.
 
     Where a kernel is ``ready``, the others are worth a compiler's seconds only if what is known promises that
-    they win: by a predicted time less than any other by the margin of a decision, or by more problems won.
+    they win: by a time at the nearest measured size that is less than any other by the margin
+    of a decision, or by more problems won.
 
     Parameters
     ----------
     backends : Mapping
         The label of each kernel that must be compiled -> its backend.
-    predicted : Mapping
-        Label -> predicted microseconds, of torch and of kernels that must be compiled or not.
+    near : Mapping
+        Label -> microseconds at the nearest measured size, of torch and of kernels that must be compiled or
+        not.
     wins : Mapping
         Label -> number of other problems of the operator that it won.
     most : int
@@ -78,15 +80,15 @@ def shortlisted(
         The kernels that no worker can compile, but the call itself. Without a promise they are compiled only
         where all are such.
     """
-    least = min((us for label, us in predicted.items() if label not in backends), default=0.0)
-    limit = least / (1 + MARGIN) if ready else WITHIN * min(predicted.values(), default=0.0)
-    known = sorted((predicted[label], label) for label in backends if label in predicted)
+    least = min((us for label, us in near.items() if label not in backends), default=0.0)
+    limit = least / (1 + MARGIN) if ready else WITHIN * min(near.values(), default=0.0)
+    known = sorted((near[label], label) for label in backends if label in near)
     order = [label for us, label in known if us <= limit]
     pruned = {label: _refusal(_slow(us, limit, ready)) for us, label in known if us > limit}
     taken: dict[str, str] = {}
     workers = bool(set(backends) - set(here))
     won = max((wins.get(label, 0) for label in ready), default=-1)
-    for label in _ranked([label for label in backends if label not in predicted], wins):
+    for label in _ranked([label for label in backends if label not in near], wins):
         if workers and label in here and not wins.get(label, 0):
             pruned[label] = _refusal("not compiled: nothing is known of it, and no worker can compile it")
             continue
@@ -103,8 +105,8 @@ def shortlisted(
 
 
 def _slow(us: float, limit: float, ready: Collection[str]) -> str:
-    """Return why a kernel of a predicted time isn't worth a compiler's seconds."""
-    told = f"not compiled: predicted {duration(us)}"
+    """Return why a kernel of such a time isn't worth a compiler's seconds."""
+    told = f"not compiled: {duration(us)} at the nearest measured size"
     if ready:
         return f"{told}, {duration(limit)} would be needed, since {_listed(ready)} must not be compiled"
     return f"{told}, more than {WITHIN} times the best, {duration(limit / WITHIN)}"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nxcore.choose import workers
-from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.families import Families
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.survey import adopt
@@ -99,7 +99,7 @@ class Surveyor:
         self._looking: threading.Thread | None = None
         self.busy: float | None = None
         # It reads the package's record at its first task, which tells where that is.
-        self.pruner = Pruner(Estimator(Recall(tuner, Wisdom(tuner.gate.store, transfer.shipped))))
+        self.pruner = Pruner(Families(Recall(tuner, Wisdom(tuner.gate.store, transfer.shipped))))
 
     def measured(self, task: dict[str, Any]) -> str:
         """Race the kernels of a problem as its call would under ``measure``.
@@ -117,7 +117,7 @@ class Surveyor:
             choice = self.pruner.measured(problem, arguments(problem))
         if problem.device.type == "cuda":
             torch.cuda.empty_cache()  # the memory is the program's
-        raced = self.pruner.estimator.recall.wisdom.read(problem) is not None
+        raced = self.pruner.families.recall.wisdom.read(problem) is not None
         return "" if raced else choice.decision.reason
 
     def prepare(self, index: int) -> None:

@@ -30,9 +30,7 @@ FAR = 1.5  # at the low end of a kernel's interval, relative to torch's speed: i
 NOISY = 0.20
 """The A/A noise above which a race is unclear: it reflects the machine's load, not the kernels."""
 
-Rule = Literal[
-    "pinned", "preferred", "locked", "measured", "family", "bracketed", "prior", "reference", "exploring"
-]
+Rule = Literal["pinned", "preferred", "locked", "measured", "family", "prior", "reference", "exploring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +118,8 @@ class Decision:
         The label of the kernel that runs.
     rule : str
         ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``family`` (a
-        clear winner at measured sizes around it), ``bracketed`` (a winner at sizes near it), ``prior`` (not
-        measured: predicted, or torch for lack of data), ``reference`` or ``exploring`` (calls take turns
-        between the candidates).
+        clear winner at measured sizes around it), ``prior`` (not measured, so torch), ``reference`` or
+        ``exploring`` (calls take turns between the candidates).
     reason : str
         The reason, as one sentence.
     candidates : tuple of Candidate

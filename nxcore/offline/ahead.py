@@ -20,7 +20,7 @@ import torch
 from nxcore.choose.ahead import uncompiled
 from nxcore.choose.chooser import torch_alone
 from nxcore.choose.contenders import Choice
-from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.families import Families
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.shortlist import EVERY, Shortlist
@@ -260,7 +260,7 @@ def tuned(
 
 def _turns(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Turn[Cell]]:
     """Yield cells with the problems that are to be measured."""
-    pruner = Pruner(Estimator(recall))
+    pruner = Pruner(Families(recall))
     for cell in cells:
         of = differentiated(recall.tuner.registry, cell.spec) or cell.spec
         turn = Turn(cell, after=of.name)  # a call is measured with its gradient, so after its backward

@@ -1,33 +1,23 @@
-"""The quality of choices, measured again: regret on held-out problems, and an audit of recorded choices.
-
-Regret is the excess of the winner's time over the best candidate's. The best candidate is determined in one
-round of measurements and timed in another, later one. A candidate that was selected and timed in the same
-blocks would seem fast by chance, or because other load on the machine was absent for that round.
-"""
+"""An audit of recorded choices: each is measured against torch again, in a process of its own."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from nxcore.choose.contenders import Contender, yardstick
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import InvalidInputError, NxcoreError
 from nxcore.measure.decision import MARGIN, Decision, Interval
 from nxcore.measure.race import Effort
-from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.device import available, describe
@@ -37,10 +27,7 @@ from nxcore.store.problems import arguments, described, moved
 from nxcore.store.wisdom import environment
 
 EFFORT = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=2.0)
-ROUNDS = 2
 PROGRAM = "import json, sys; from nxcore.offline.audit import printed; printed(**json.loads(sys.argv[1]))"
-CALLS = 4_000
-"""The most calls of an exploration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,110 +40,34 @@ class Row:
         The operator and the problem.
     chosen, rule : str
         The winner and the rule.
-    best : str
-        The fastest candidate.
-    regret : float
-        The ratio of the winner's time to the best candidate's; 1 is no regret.
     ratio : tuple of float
         The winner's speed relative to torch's fastest way: median, low, high.
     slower : bool
-        Whether it is significantly slower than torch by more than the margin, in every round.
-    us : tuple of Mapping
-        The median microseconds of each candidate, by round.
+        Whether it is significantly slower than torch by more than the margin.
     """
 
     op: str
     problem: str
     chosen: str
     rule: str
-    best: str
-    regret: float
     ratio: tuple[float, float, float]
     slower: bool
-    us: tuple[Mapping[str, float], ...] = ()
 
 
-def regret(chosen: str, *rounds: Mapping[str, Timing]) -> tuple[float, str]:
-    """Return the ratio of the winner's time to the best one's, and the best one; blocks are paired by round.
-
-    A single round is split into its even and its odd blocks.
-    """
-    whole = min(rounds[0], key=lambda label: statistics.fmean(math.log(r[label].median_us) for r in rounds))
-    blocks = [{label: t.call_us for label, t in r.items()} for r in rounds]
-    if len(blocks) == 1:
-        blocks = [{label: us[turn::2] for label, us in blocks[0].items()} for turn in (0, 1)]
-    logs = []
-    for told, held in itertools.permutations(blocks, 2):
-        if not all(told.values()) or not all(held.values()):
-            continue  # a candidate dropped after three blocks has two and one
-        best = min(told, key=lambda label: statistics.median(told[label]))
-        pairs = zip(held[chosen], held[best], strict=False)
-        logs.append(statistics.median(math.log(mine / least) for mine, least in pairs))
-    return math.exp(statistics.fmean(logs)) if logs else 1.0, whole
-
-
-def judged(
-    problem: Problem, decision: Decision, *measured: Decision, aside: Iterable[str] = ()
-) -> Row | None:
-    """Compare a decision with a measurement of all candidates; None if its kernel wasn't timed.
-
-    Parameters
-    ----------
-    problem : Problem
-    decision : Decision
-        The decision to compare.
-    measured : Decision
-        The result of each round of a race of all.
-    aside : iterable of str
-        Labels of candidates that can't serve.
-    """
-    seen = [{c.label: c.timing for c in m.candidates if c.timing} for m in measured]
-    common = {label for label in seen[0] if all(label in s for s in seen)}.difference(aside)
-    rounds = [{label: s[label] for label in s if label in common} for s in seen]
-    if decision.chosen not in common:
+def judged(problem: Problem, decision: Decision, measured: Decision) -> Row | None:
+    """Compare a decision with a measurement of its kernel and torch; None if its kernel wasn't timed."""
+    found = measured[decision.chosen]
+    if found.timing is None:
         return None
-    found, best = regret(decision.chosen, *rounds)
-    ratios = [m[decision.chosen].ratio or Interval(1.0, 1.0, 1.0) for m in measured]
-    margins = [1 + max(MARGIN, 2 * m.noise) for m in measured]
-    slower = all(ratio.high * margin < 1 for ratio, margin in zip(ratios, margins, strict=True))
+    ratio, margin = found.ratio or Interval(1.0, 1.0, 1.0), 1 + max(MARGIN, 2 * measured.noise)
     return Row(
         problem.op,
         str(problem),
         decision.chosen,
         decision.rule,
-        best,
-        found,
-        (ratios[-1].median, ratios[-1].low, ratios[-1].high),
-        slower and decision.chosen != "torch",
-        tuple({label: round(t.median_us, 4) for label, t in r.items()} for r in rounds),
+        (ratio.median, ratio.low, ratio.high),
+        ratio.high * margin < 1 and decision.chosen != "torch",
     )
-
-
-def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return an entry per operator, and one for all: count, quantiles of regret, counts by rule."""
-    found = []
-    for op in (*sorted({r.op for r in rows}), "all"):
-        of = [r for r in rows if op in (r.op, "all")]
-        regrets = sorted(r.regret for r in of)
-        rules = {rule: sum(r.rule == rule for r in of) for rule in sorted({r.rule for r in of})}
-        found.append(
-            {
-                "op": op,
-                "problems": len(of),
-                "p50": _quantile(regrets, 0.50),
-                "p95": _quantile(regrets, 0.95),
-                "max": regrets[-1] if regrets else None,
-                "slower": sum(r.slower for r in of),
-                "rules": rules,
-                "others": sum(not r.chosen.startswith("torch") for r in of),
-            }
-        )
-    return found
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the least value that a ``share`` of all values doesn't exceed."""
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else None
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -168,73 +79,6 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     width = z * math.sqrt(rate * (1 - rate) / total + (z / (2 * total)) ** 2)
     scale = 1 + z * z / total
     return max((middle - width) / scale, 0.0), min((middle + width) / scale, 1.0)
-
-
-def learn(session: Session, op: str, args: tuple[Any, ...]) -> Decision:
-    """Measure one problem, keep the result and return it."""
-    with session.policy("measure"):
-        return session.chooser.choose(Problem.of(session.registry.spec(op), args), args).decision
-
-
-def hold_out(
-    session: Session,
-    op: str,
-    calls: Sequence[tuple[Any, ...]],
-    policy: str = "estimate",
-    effort: Effort = EFFORT,
-) -> list[Row | None]:
-    """Choose for problems by a policy, then measure all possible choices, round by round.
-
-    Parameters
-    ----------
-    session : Session
-    op : str
-    calls : sequence of tuple
-        The arguments of a call of each problem.
-    policy : str
-    effort : Effort
-        The effort for one problem in one round.
-
-    Returns
-    -------
-    list of Row
-        With None for problems that only torch can serve, or that couldn't be measured.
-    """
-    tuner = Tuner(session.registry, session.gate, effort)
-    held = []
-    for args in calls:
-        problem = Problem.of(session.registry.spec(op), args)
-        decision = _decided(session, problem, args, policy)
-        entries = [tuner.enter(b, k, problem, args) for b, k in tuner.taking_part(op)]
-        held.append((problem, args, decision, entries))
-    open_ = [i for i, (*_, entries) in enumerate(held) if any(_could_be_chosen(e) for e in entries)]
-    measured: dict[int, list[Decision]] = {i: [] for i in open_}
-    # A round takes every problem once, so that a disturbance of the machine is over by the next round.
-    for _ in range(ROUNDS):
-        for i in open_:
-            problem, args, _, entries = held[i]
-            measured[i].append(tuner.measured(problem, args, entries)[0])
-    aside = {e.candidate.label for *_, entries in held for e in entries if yardstick(e.kernel)}
-    return [
-        judged(problem, decision, *measured[i], aside=aside) if i in measured else None
-        for i, (problem, _, decision, _) in enumerate(held)
-    ]
-
-
-def _could_be_chosen(entry: Contender) -> bool:
-    return entry.call is not None and not entry.candidate.simulated and entry.backend.name != "torch"
-
-
-def _decided(session: Session, problem: Problem, args: tuple[Any, ...], policy: str) -> Decision:
-    with session.policy(policy):
-        choice = session.chooser.choose(problem, args)
-        for _ in range(CALLS):
-            if choice.decision.rule != "exploring":
-                break
-            session.chooser.learner.settle()
-            choice.call(*args)
-            choice = session.chooser.choose(problem, args)
-        return choice.decision
 
 
 def audit(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -59,31 +55,3 @@ def test_of_torchs_ways_the_one_on_record_stays_too():
             found = [Candidate(c.label, "torch", timing=c.timing) for c in found]
             chosen.add(decide(found, again, "eager", held).chosen)
         assert chosen == {held}
-
-
-BOOT = """
-import sys
-import torch
-from nxcore.choose.estimate import neighbours
-from nxcore.choose.estimate.model import Point
-from nxcore.spec.spec import Cost
-from tests.null.fakes import timing
-kernels = [f"kernel{i}" for i in range(9)]
-times = lambda us: {"torch": timing([2 * us] * 9), **{k: timing([us] * 9) for k in kernels}}
-points = [Point((n,), Cost(8 * n, n), times(n / 10)) for n in (1000, 4000)]
-at = Point((2000,), Cost(16000, 2000), {})
-print(neighbours.guess(at, points, {"torch", *kernels}).label)
-"""
-
-
-@pytest.mark.slow
-def test_two_boots_choose_alike_from_the_same_record():
-    root = str(Path(__file__).parents[3])
-    found = set()
-    for seed in ("1", "2", "3"):
-        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
-        command = [sys.executable, "-c", BOOT]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        found.add(done.stdout)
-    assert len(found) == 1

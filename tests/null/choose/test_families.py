@@ -11,11 +11,10 @@ import torch
 from nxcore.call.gradient_route import gain_us, pays
 from nxcore.call.rare import RARE
 from nxcore.call.wrappers import guarded
+from nxcore.choose import family
 from nxcore.choose.chooser import enough
 from nxcore.choose.contenders import Choice
-from nxcore.choose.estimate import neighbours
-from nxcore.choose.estimate.family import End, comparable, enclosing, end
-from nxcore.choose.estimate.model import Point
+from nxcore.choose.family import End, Point, comparable, enclosing, end
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.doubt import CALLS
 from nxcore.choose.learn.exploration import MET
@@ -41,7 +40,7 @@ ADD = SPECS["add"].reference
 
 def place(*sizes, total=None, flops=None, grain=16, branch=None):
     count = total or sizes[0] * 4
-    return Point(sizes, Cost(count, flops or count // 4), {}, grain=grain, branches=branch or {})
+    return Point(sizes, Cost(count, flops or count // 4), grain=grain, branches=branch or {})
 
 
 def won(*sizes, label="fast", ahead=1.5, **how):
@@ -345,7 +344,7 @@ def test_no_call_waits_for_identities_or_descriptions_where_no_family_can_serve(
     asked = []
     monkeypatch.setattr(session.chooser.recall, "make", lambda *_: asked.append("identity"))
     if not us:  # what was measured has a point, too
-        monkeypatch.setattr(neighbours, "point", lambda *_: asked.append("description"))
+        monkeypatch.setattr(family, "point", lambda *_: asked.append("description"))
     assert session.chooser.between(problem(1024)) is None
     assert asked == []
 
