@@ -18,7 +18,7 @@ AIMS := miss online shapes
 # Images of containers set it; each worker and each process of a test would then compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all again native native-where-possible native-sanitize quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
+.PHONY: help demo test test-all again native native-where-possible native-sanitize quick op generated fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
 
 help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
@@ -28,6 +28,7 @@ help:
 	@echo "make native       build the compiled call path; a minute and a half on two cores"
 	@echo "make quick        before a commit: lint, format, layers, the tests of the core without the longest: torch.compile, commands, kit, learning; one minute"
 	@echo "make op OP=name   the tests and the conformance kit of one operator and its backward operator"
+	@echo "make generated    write the types of the operators, the tables of the pages and the refusals of the kernels anew"
 	@echo "make fmt          format the code, and apply ruff's fixes"
 	@echo "make hooks        install pre-commit hooks, which run the checks of make fmt at every commit"
 	@echo "make gpu-test     all tests, on a machine with a CUDA device"
@@ -74,6 +75,12 @@ quick: $(VENV)/.test $(VENV)/.lint
 op: $(VENV)/.test
 	@test -n "$(OP)" || { echo "name an operator: make op OP=entropy"; exit 2; }
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --op=$(OP)
+
+generated: $(VENV)/.test $(VENV)/.lint
+	$(BIN)/nxcore ops --stub > nxcore/ops/__init__.pyi
+	$(BIN)/ruff format --quiet nxcore/ops/__init__.pyi
+	$(BIN)/python docs/tables.py
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --nxcore-write-declines nxcore/testing
 
 fmt: $(VENV)/.lint
 	$(BIN)/ruff check --fix .

@@ -34,14 +34,18 @@ def stub(specs: Iterable[OpSpec]) -> str:
     Parameters
     ----------
     specs : iterable of OpSpec
-        The operators, each typed by its parameters and by the annotations of its reference.
+        The operators, each typed by its parameters and by the annotations of its reference. Those that are
+        called for a gradient alone are left out: to a type checker they take anything.
 
     Returns
     -------
     str
         Python source; ``ruff format`` may change its layout.
     """
-    return HEAD + "".join(f"\n{_operator(spec)}" for spec in sorted(specs, key=lambda spec: spec.name))
+    found = {spec.name: spec for spec in specs}
+    gradients = [spec.gradient for spec in found.values() if spec.gradient]
+    called = found.keys() - {name for gradient in gradients for name in (gradient.op, gradient.forward)}
+    return HEAD + "".join(f"\n{_operator(found[name])}" for name in sorted(called))
 
 
 def _operator(spec: OpSpec) -> str:

@@ -19,18 +19,6 @@ class _Add(Operator):
 
 add: _Add
 
-class _AddBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        x_size: Sequence[int],
-        y_size: Sequence[int],
-        alpha: float = 1,
-        output_mask: Sequence[bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]: ...
-
-add_backward: _AddBackward
-
 class _All(Operator):
     def __call__(
         self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
@@ -45,26 +33,12 @@ class _Amax(Operator):
 
 amax: _Amax
 
-class _AmaxBackward(Operator):
-    def __call__(
-        self, grad: Tensor, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
-    ) -> Tensor: ...
-
-amax_backward: _AmaxBackward
-
 class _Amin(Operator):
     def __call__(
         self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
     ) -> Tensor: ...
 
 amin: _Amin
-
-class _AminBackward(Operator):
-    def __call__(
-        self, grad: Tensor, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
-    ) -> Tensor: ...
-
-amin_backward: _AminBackward
 
 class _Any(Operator):
     def __call__(
@@ -97,22 +71,6 @@ class _AvgPool2d(Operator):
 
 avg_pool2d: _AvgPool2d
 
-class _AvgPool2dBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        size: Sequence[int],
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-        memory_format: torch.memory_format = ...,
-    ) -> Tensor: ...
-
-avg_pool2d_backward: _AvgPool2dBackward
-
 class _BatchNorm(Operator):
     def __call__(
         self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05
@@ -120,41 +78,12 @@ class _BatchNorm(Operator):
 
 batch_norm: _BatchNorm
 
-class _BatchNormBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        weight: Tensor | None = None,
-        eps: float = 1e-05,
-        output_mask: Sequence[bool] = (True, True, True),
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
-
-batch_norm_backward: _BatchNormBackward
-
 class _BatchNormSum(Operator):
     def __call__(
         self, xs: Sequence[Tensor], weights: Tensor, normed: Sequence[bool] | None = None, eps: float = 1e-05
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 batch_norm_sum: _BatchNormSum
-
-class _BatchNormSumBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        xs: Sequence[Tensor],
-        weights: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        normed: Sequence[bool] | None = None,
-        eps: float = 1e-05,
-        output_mask: Sequence[bool] | None = None,
-    ) -> tuple[tuple[Tensor | None, ...], Tensor | None]: ...
-
-batch_norm_sum_backward: _BatchNormSumBackward
 
 class _ColumnSums(Operator):
     def __call__(self, xs: Sequence[Tensor] | Tensor) -> Tensor: ...
@@ -175,21 +104,6 @@ class _Conv2d(Operator):
 
 conv2d: _Conv2d
 
-class _Conv2dBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        output_mask: Sequence[bool] = (True, True, True),
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
-
-conv2d_backward: _Conv2dBackward
-
 class _DepthwiseConv2d(Operator):
     def __call__(
         self,
@@ -202,20 +116,6 @@ class _DepthwiseConv2d(Operator):
 
 depthwise_conv2d: _DepthwiseConv2d
 
-class _DepthwiseConv2dBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        output_mask: Sequence[bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]: ...
-
-depthwise_conv2d_backward: _DepthwiseConv2dBackward
-
 class _Elu(Operator):
     def __call__(self, x: Tensor, alpha: float = 1.0, *, out: Tensor | None = None) -> Tensor: ...
 
@@ -225,11 +125,6 @@ class _Entropy(Operator):
     def __call__(self, logits: Tensor) -> Tensor: ...
 
 entropy: _Entropy
-
-class _EntropyBackward(Operator):
-    def __call__(self, grad: Tensor, logits: Tensor) -> Tensor: ...
-
-entropy_backward: _EntropyBackward
 
 class _ForeachSepConv2dBatchNorm(Operator):
     def __call__(
@@ -290,27 +185,10 @@ class _GlobalAvgPool2d(Operator):
 
 global_avg_pool2d: _GlobalAvgPool2d
 
-class _GlobalAvgPool2dBackward(Operator):
-    def __call__(self, grad: Tensor, size: Sequence[int]) -> Tensor: ...
-
-global_avg_pool2d_backward: _GlobalAvgPool2dBackward
-
 class _GlobalMaxPool2d(Operator):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 global_max_pool2d: _GlobalMaxPool2d
-
-class _GlobalMaxPool2dBackward(Operator):
-    def __call__(
-        self, grad: Tensor, offsets: Tensor, size: Sequence[int], memory_format: torch.memory_format = ...
-    ) -> Tensor: ...
-
-global_max_pool2d_backward: _GlobalMaxPool2dBackward
-
-class _GlobalMaxPool2dWithOffsets(Operator):
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
-
-global_max_pool2d_with_offsets: _GlobalMaxPool2dWithOffsets
 
 class _GumbelSoftmax(Operator):
     def __call__(
@@ -324,18 +202,6 @@ class _GumbelSoftmax(Operator):
     ) -> Tensor: ...
 
 gumbel_softmax: _GumbelSoftmax
-
-class _GumbelSoftmaxBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        logits: Tensor,
-        tau: Tensor | float,
-        noise: Tensor,
-        output_mask: Sequence[bool] | None = None,
-    ) -> tuple[Tensor | None, ...]: ...
-
-gumbel_softmax_backward: _GumbelSoftmaxBackward
 
 class _Hardsigmoid(Operator):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
@@ -357,29 +223,10 @@ class _Matmul(Operator):
 
 matmul: _Matmul
 
-class _MatmulBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        a: Tensor,
-        b: Tensor,
-        precision: str | None = None,
-        output_mask: Sequence[bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]: ...
-
-matmul_backward: _MatmulBackward
-
 class _Max(Operator):
     def __call__(self, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
 
 max: _Max
-
-class _MaxBackward(Operator):
-    def __call__(
-        self, grad: Tensor, indices: Tensor, size: Sequence[int], dim: int, keepdim: bool = False
-    ) -> Tensor: ...
-
-max_backward: _MaxBackward
 
 class _MaxPool2d(Operator):
     @overload
@@ -420,34 +267,6 @@ class _MaxPool2d(Operator):
 
 max_pool2d: _MaxPool2d
 
-class _MaxPool2dBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        offsets: Tensor,
-        size: Sequence[int],
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        ceil_mode: bool = False,
-    ) -> Tensor: ...
-
-max_pool2d_backward: _MaxPool2dBackward
-
-class _MaxPool2dWithOffsets(Operator):
-    def __call__(
-        self,
-        x: Tensor,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        ceil_mode: bool = False,
-    ) -> tuple[Tensor, Tensor]: ...
-
-max_pool2d_with_offsets: _MaxPool2dWithOffsets
-
 class _Mean(Operator):
     def __call__(
         self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
@@ -455,24 +274,10 @@ class _Mean(Operator):
 
 mean: _Mean
 
-class _MeanBackward(Operator):
-    def __call__(
-        self, grad: Tensor, size: Sequence[int], dim: int | Sequence[int] | None = None, keepdim: bool = False
-    ) -> Tensor: ...
-
-mean_backward: _MeanBackward
-
 class _Min(Operator):
     def __call__(self, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
 
 min: _Min
-
-class _MinBackward(Operator):
-    def __call__(
-        self, grad: Tensor, indices: Tensor, size: Sequence[int], dim: int, keepdim: bool = False
-    ) -> Tensor: ...
-
-min_backward: _MinBackward
 
 class _Mish(Operator):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
@@ -485,20 +290,6 @@ class _PointwiseConv2d(Operator):
     ) -> Tensor: ...
 
 pointwise_conv2d: _PointwiseConv2d
-
-class _PointwiseConv2dBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        shifted: Tensor | None = None,
-        stride: int = 1,
-        relu: bool = False,
-        output_mask: Sequence[bool] = (True, True, True),
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
-
-pointwise_conv2d_backward: _PointwiseConv2dBackward
 
 class _Relu(Operator):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
@@ -520,22 +311,6 @@ class _SepConv2d(Operator):
 
 sep_conv2d: _SepConv2d
 
-class _SepConv2dBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        dw_weight: Tensor,
-        pw_weight: Tensor,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        relu: bool = True,
-        output_mask: Sequence[bool] = (True, True, True),
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
-
-sep_conv2d_backward: _SepConv2dBackward
-
 class _SepConv2dBatchNorm(Operator):
     def __call__(
         self,
@@ -552,27 +327,6 @@ class _SepConv2dBatchNorm(Operator):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 sep_conv2d_batch_norm: _SepConv2dBatchNorm
-
-class _SepConv2dBatchNormBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        dw_weight: Tensor,
-        pw_weight: Tensor,
-        y: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        weight: Tensor | None = None,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        relu: bool = True,
-        eps: float = 1e-05,
-        output_mask: Sequence[bool] = (True, True, True, True, True),
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]: ...
-
-sep_conv2d_batch_norm_backward: _SepConv2dBatchNormBackward
 
 class _Sigmoid(Operator):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
@@ -594,17 +348,6 @@ class _SoftmaxSum(Operator):
 
 softmax_sum: _SoftmaxSum
 
-class _SoftmaxSumBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        xs: Sequence[Tensor] | Tensor,
-        logits: Tensor,
-        output_mask: Sequence[bool] | None = None,
-    ) -> tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]: ...
-
-softmax_sum_backward: _SoftmaxSumBackward
-
 class _Softplus(Operator):
     def __call__(
         self, x: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None
@@ -619,22 +362,10 @@ class _Sum(Operator):
 
 sum: _Sum
 
-class _SumBackward(Operator):
-    def __call__(
-        self, grad: Tensor, size: Sequence[int], dim: int | Sequence[int] | None = None, keepdim: bool = False
-    ) -> Tensor: ...
-
-sum_backward: _SumBackward
-
 class _SumToSize(Operator):
     def __call__(self, x: Tensor, size: Sequence[int]) -> Tensor: ...
 
 sum_to_size: _SumToSize
-
-class _SumToSizeBackward(Operator):
-    def __call__(self, grad: Tensor, size: Sequence[int]) -> Tensor: ...
-
-sum_to_size_backward: _SumToSizeBackward
 
 class _Tanh(Operator):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
@@ -645,14 +376,3 @@ class _WeightedSum(Operator):
     def __call__(self, xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor: ...
 
 weighted_sum: _WeightedSum
-
-class _WeightedSumBackward(Operator):
-    def __call__(
-        self,
-        grad: Tensor,
-        xs: Sequence[Tensor] | Tensor,
-        weights: Tensor,
-        output_mask: Sequence[bool] | None = None,
-    ) -> tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]: ...
-
-weighted_sum_backward: _WeightedSumBackward

@@ -1,4 +1,4 @@
-"""A reviewed list of the kernels' refusals, with one part for the CPU and one for CUDA, as a text file.
+"""A list of the kernels' refusals, with one part for the CPU and one for CUDA, as a text file.
 
     [cpu]
     add
@@ -21,8 +21,8 @@ from pathlib import Path
 from nxcore.errors import InvalidInputError
 
 HEAD = """\
-# What kernels refuse, and the claims that they don't make. `pytest --nxcore-write-declines` writes it; review
-# what changes. A refusal that isn't here fails, and so does what is here and isn't refused.
+# The samples that kernels refuse. `pytest --nxcore-write-declines` writes them. A refusal that isn't here
+# fails, and so does what is here and isn't refused.
 """
 NAME = re.compile(r"(?P<name>\w+)(?:\[(?P<types>[\w ]+)\])?")
 ADDRESS = re.compile(r"0x[0-9a-f]+")

@@ -12,6 +12,7 @@ import torch
 
 from nxcore.registry.registry import Registry
 from nxcore.spec.device import available, describe
+from nxcore.spec.kernel import Code
 from nxcore.store.encoding import encoded
 from nxcore.testing.declines import Declines, Place
 from nxcore.testing.plugin import declines_file, registry
@@ -52,7 +53,7 @@ class Gatherer:
         if self.config.option.nxcore_write_declines and path:
             declines = Declines.read(path)
             declines.replace(
-                (place(f), f["dtype"], listed(f) if f["outcome"] == "declined" else None)
+                (place(f), f["dtype"], listed(f))
                 for f in self.findings
                 if f["outcome"] in ("agreed", "declined", "wrong")
             )
@@ -65,8 +66,14 @@ def place(finding: Finding) -> Place:
     return Place(finding["device"], finding["op"], finding["kernel"], name)
 
 
-def listed(finding: Finding) -> str:
-    """Return a finding's text in the list of refusals: its code, then its reason."""
+def listed(finding: Finding) -> str | None:
+    """Return a refusal's text in the list: its code, then its reason.
+
+    None for no refusal, for a claim that the kernel's own row doesn't make, and for a view, which needs no
+    kernel.
+    """
+    if finding["outcome"] != "declined" or finding["code"] in (Code.CLAIM, Code.IDLE):
+        return None
     return f"{finding['code']}: {finding['reason']}"
 
 

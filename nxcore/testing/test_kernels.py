@@ -84,7 +84,7 @@ def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
         pytest.skip(error.reason)
     except Declined as refusal:
         found |= {"outcome": "declined", "code": str(refusal.code), "reason": refusal.reason}
-        _review(found, request.config, listed(found))
+        _review(found, request.config)
         pytest.skip(f"declined: {refusal.reason}")
     except Broken as error:
         found |= {"rule": error.rule, "reason": error.message}
@@ -92,7 +92,7 @@ def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
             raise  # shows the kernel's own exception, with its trace
         pytest.fail(f"{error.rule}: {error.message}", pytrace=False)
     found |= {"outcome": "agreed", "reason": "", "figure": figure}
-    _review(found, request.config, None)
+    _review(found, request.config)
 
 
 def _survive(rule: Rule, cell: Cell, found: dict[str, Any], config: pytest.Config) -> None:
@@ -108,12 +108,12 @@ def _survive(rule: Rule, cell: Cell, found: dict[str, Any], config: pytest.Confi
     pytest.fail(f"{cell.label} {row.outcome}: {row.reason}", pytrace=False)
 
 
-def _review(found: dict[str, Any], config: pytest.Config, reason: str | None) -> None:
+def _review(found: dict[str, Any], config: pytest.Config) -> None:
     """Compare a refusal, or its absence, with the list of refusals, if there is one."""
     path = declines_file(config)
     if path is None or config.option.nxcore_write_declines:
         return
-    if wrong := _declines(path).verdict(place(found), found["dtype"], reason):
+    if wrong := _declines(path).verdict(place(found), found["dtype"], listed(found)):
         pytest.fail(
             f"{wrong}; if this is intended, update the list with --nxcore-write-declines", pytrace=False
         )

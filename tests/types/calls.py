@@ -22,6 +22,7 @@ assert_type(max_pool2d(x, [2, 2], return_indices=True), tuple[Tensor, Tensor])
 assert_type(max_pool2d(x, x.shape[2:], return_indices=flag), Tensor | tuple[Tensor, Tensor])
 assert_type(nxcore.ops.gumbel_softmax(x, generator=torch.Generator()), Tensor)
 assert_type(nxcore.op("add"), Operator)
+assert_type(nxcore.ops.add_backward, Operator)
 assert_type(nxcore.ops.of_another_plugin, Operator)
 assert_type(SPEC, OpSpec)
 
