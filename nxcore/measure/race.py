@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from nxcore.errors import MeasurementError
+from nxcore.measure import clock
 from nxcore.measure.collection import no_collection
 from nxcore.measure.lane import (
     HOST_S,
@@ -170,10 +172,20 @@ class Race:
                     self._last = lane.of or label, lane.result
                     if self._seconds - before >= seconds:
                         return False
+                self._compare()
             finally:
                 self._spent_s = self._seconds
                 self._take(())
+                if name := clock.replaced():
+                    raise MeasurementError(f"{name} was replaced by other code, and a race reads time by it")
         return True
+
+    @torch.no_grad()
+    def _compare(self) -> None:
+        """Have candidates leave whose last result isn't near the first one's."""
+        first = self._lanes[self._first].result
+        for label in [label for label in self._order if label not in (self._first, self._again)]:
+            self._attempt(label, functools.partial(_like, first))
 
     def taken(self) -> tuple[str, Any] | None:
         """Return the kernel and the result of the last call, once; None where the last step has none."""
@@ -338,6 +350,11 @@ def race(
     )
     found.go()
     return found.timings
+
+
+def _like(first: Any, _label: str, lane: Lane) -> None:
+    if why := clock.unlike(lane.result, first):
+        raise MeasurementError(f"its results are wrong while it is timed: {why}")
 
 
 def left(timings: Mapping[str, Timing]) -> frozenset[str]:

@@ -1,0 +1,66 @@
+"""Clock: what a race reads time by, as it was at this module's import, and results of calls that are timed.
+
+A kernel is code of another author in the same process. It may replace the functions by which a race reads
+time, and it may return another result where it sees that it is timed. A race with either gives no figures.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.spec.problem import leaves
+
+FAR = 0.5
+"""The distance of two results, in the norm of the one, from which on they can't be of one function.
+
+Verification holds kernels to far less. This finds a result that was left out, or kept from another call.
+"""
+
+READ = (
+    *((time, name) for name in ("perf_counter_ns", "perf_counter", "process_time", "thread_time")),
+    (statistics, "median"),
+    *((torch.cuda, name) for name in ("synchronize", "current_stream", "_sleep")),
+    *((torch.cuda.Event, name) for name in ("record", "query", "synchronize", "elapsed_time")),
+)
+"""The functions that a race calls."""
+
+_BOUND = tuple(getattr(owner, name, None) for owner, name in READ)
+
+
+def replaced() -> str:
+    """Return the function that was replaced since the import, as text; empty if none was."""
+    for (owner, name), bound in zip(READ, _BOUND, strict=False):
+        if getattr(owner, name, None) is not bound:
+            return f"{owner.__name__}.{name}"  # type: ignore[attr-defined]  # a module, or a class
+    return ""
+
+
+def unlike(result: Any, reference: Any) -> str:
+    """Return how a result differs from the reference's, if they can't be of one function; else nothing.
+
+    Integers, such as the offsets of a pool, may differ at ties, and are not compared.
+    """
+    for got, want in zip(leaves(result), leaves(reference), strict=False):
+        if type(got) is not type(want):  # its work may still be to come
+            return f"they are of {type(got).__name__}, torch's of {type(want).__name__}"
+        if got is want or not _comparable(got, want):
+            continue
+        norm, far = _norm(want), _norm(got - want)
+        if math.isfinite(norm) and not far <= FAR * norm:  # NaN is far
+            return f"its distance from torch's is {far:.2g}, and the norm of torch's is {norm:.2g}"
+    return ""
+
+
+def _norm(tensor: Tensor) -> float:
+    kind = torch.float32 if tensor.element_size() < 4 else tensor.dtype  # half precision overflows
+    return float(torch.linalg.vector_norm(tensor, dtype=kind))
+
+
+def _comparable(got: Tensor, want: Tensor) -> bool:
+    return got.shape == want.shape and got.dtype == want.dtype and got.dtype.is_floating_point
