@@ -22,22 +22,21 @@ FAR = 0.5
 Verification holds kernels to far less. This finds a result that was left out, or kept from another call.
 """
 
-READ = (
-    *((time, name) for name in ("perf_counter_ns", "perf_counter", "process_time", "thread_time")),
-    (statistics, "median"),
-    *((torch.cuda, name) for name in ("synchronize", "current_stream", "_sleep")),
-    *((torch.cuda.Event, name) for name in ("record", "query", "synchronize", "elapsed_time")),
+_NAMES: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (time, ("perf_counter_ns", "perf_counter", "process_time", "thread_time")),
+    (statistics, ("median",)),
+    (torch.cuda, ("synchronize", "current_stream", "_sleep")),
+    (torch.cuda.Event, ("record", "query", "synchronize", "elapsed_time")),
 )
-"""The functions that a race calls."""
-
-_BOUND = tuple(getattr(owner, name, None) for owner, name in READ)
+READ = tuple((owner, name, getattr(owner, name, None)) for owner, names in _NAMES for name in names)
+"""The functions that a race calls: owner, name, and the function at the import."""
 
 
 def replaced() -> str:
     """Return the function that was replaced since the import, as text; empty if none was."""
-    for (owner, name), bound in zip(READ, _BOUND, strict=False):
+    for owner, name, bound in READ:
         if getattr(owner, name, None) is not bound:
-            return f"{owner.__name__}.{name}"  # type: ignore[attr-defined]  # a module, or a class
+            return f"{owner.__name__}.{name}"
     return ""
 
 

@@ -127,7 +127,7 @@ PATTERNS: dict[str, tuple[Callable[[], Call], str]] = {
     "kept by shape": (remembers(lambda t: t.shape), "wrong on sample"),
     "memory that isn't written": (stale, "wrong on sample"),
     "a lower precision": (rounded, "wrong on sample"),
-    "a lazy tensor": (lazy, "they are of Later, torch's of Tensor"),
+    "a lazy tensor": (lazy, "Later"),
     "another kernel later": (turns, "its results are wrong while it is timed"),
     "right where it isn't timed": (knows_when_it_is_timed, "its results are wrong while it is timed"),
     "a background thread": (in_the_background, "wrong on sample"),
