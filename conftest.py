@@ -95,7 +95,6 @@ LATER = (
     "tests/nn/test_trial.py",
     "tests/nn/test_watched.py",
     "tests/null/bench/test_bench.py",
-    "tests/null/bench/test_calls.py::test_memory_that_stays_is_seen_by_both_measures_and_what_is_freed_by_none",
     "tests/null/call/test_bounds.py",
     "tests/null/call/test_leaks.py",
     "tests/null/call/test_refusals.py",
