@@ -5,8 +5,8 @@
 
 Prints a line a kernel: the device's time, its share of the floor, and times as fast as torch with the
 interval. Each result is verified against float64 first. ``--gradients`` takes the operator's backward
-operator, ``--sweep`` the tiles of each kernel that has some beside the chosen one. ``--ncu`` calls each kernel
-once and times nothing:
+operator, ``--sweep`` the tiles of each kernel that has some beside the chosen one. ``--ncu`` calls each
+kernel once and times nothing:
 
     ncu --csv --clock-control none python benchmarks/kernel.py matmul --ncu --backend cuda --sample square_512
 """

@@ -306,7 +306,7 @@ def test_every_committed_record_is_read():
     """Records of all ages: what a line must have hasn't grown."""
     results = Path(__file__).parents[3] / "benchmarks" / "results"
     paths = [path for path in results.rglob("*.jsonl") if '"record": "head"' in path.read_text("utf-8")]
-    assert len(paths) > 10
+    assert len(paths) > 5
     assert sum(len(read(path)) for path in paths) > 5000
 
 
