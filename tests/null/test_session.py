@@ -25,6 +25,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.kernel import no, simulated
 from tests.null import fakes
+from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 
@@ -292,7 +293,7 @@ def test_statuses_are_the_registrys():
     }
 
 
-@pytest.mark.parametrize("text", ["", "0", "false", "False", " no ", "OFF"])
+@for_each("text", ["", "0", "false", "False", " no ", "OFF"])
 def test_these_mean_not_strict(text):
     assert not Settings.from_environment({"NXCORE_STRICT": text}).strict
 
@@ -314,7 +315,7 @@ def test_an_empty_environment_is_the_default():
     assert found.cache.name == "nxcore"
 
 
-@pytest.mark.parametrize("text", ["", "0", "off", "No"])
+@for_each("text", ["", "0", "off", "No"])
 def test_the_cache_can_be_left_out(text):
     assert Settings.from_environment({"NXCORE_CACHE": text}).cache is None
 

@@ -23,6 +23,8 @@ from nxcore_cuda.machine import host, load
 from nxcore_cuda.machine.compile import SOURCES, CompileError
 from nxcore_cuda.machine.instance import Instance
 
+from tests.table import for_each
+
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 CUDA, STREAM = torch.device("cuda", 0), 0xFFFF_8000_0000_1234
 SOURCE = """
@@ -166,7 +168,7 @@ class TestCompile:
         with pytest.raises(CompileError, match="compiles for 75 and later, the device has 70"):
             build.target((7, 0))
 
-    @pytest.mark.parametrize("source", sorted(path.stem for path in SOURCES.glob("*.cu")))
+    @for_each("source", sorted(path.stem for path in SOURCES.glob("*.cu")))
     def test_every_source(self, build, source, monkeypatch):
         monkeypatch.delenv("NXCORE_CUDA_CACHE")  # kept from another time where nothing changed
         instance = next((i for i in _instances() if i.source == source), None)
@@ -326,7 +328,7 @@ def _there(value):
     return tuple(map(_there, value)) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize("kernel", nxcore_cupy.KERNELS, ids=lambda kernel: kernel.op)
+@for_each("kernel", nxcore_cupy.KERNELS, ids=lambda kernel: kernel.op)
 def test_plans_compile_and_pack_what_their_struct_holds(kernel, cupy, build, monkeypatch):
     """All of a plan but the GPU: NVRTC itself compares the size of the struct with what is packed."""
     monkeypatch.delenv("NXCORE_CUDA_CACHE")

@@ -20,6 +20,7 @@ from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.trust.truth import agreement
 from tests import fresh
+from tests.table import for_each
 
 CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}
@@ -157,7 +158,7 @@ def images(generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", calls(), ids=lambda c: c[0])
+@for_each("call", calls(), ids=lambda c: c[0])
 def test_the_number_of_threads_does_not_change_a_bit(call, threads):
     op, args, kwargs = call
     results = []

@@ -23,6 +23,7 @@ from nxcore.interop import native
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.spec import launched
+from tests.table import for_each
 
 EXTENSION = native.found().extension
 
@@ -64,7 +65,7 @@ def emulated():
 
 
 class TestCuda:
-    @pytest.mark.parametrize(("op", "dtype"), CASES)
+    @for_each(("op", "dtype"), CASES)
     def test_the_emulator_gets_the_same_launches(self, op, dtype):
         if not emulated():
             pytest.skip("NXCORE_CUDA_EMULATOR=1 was not set")
@@ -139,7 +140,7 @@ class TestOnAGpu:
         assert kernel.takes(problem), kernel.takes(problem).reason
         return kernel.plan(problem), kernel.planner(problem), bound
 
-    @pytest.mark.parametrize(("op", "dtype"), CASES)
+    @for_each(("op", "dtype"), CASES)
     def test_every_kernel_returns_the_bits_of_its_plan(self, package, op, dtype):
         spec, repeated, met = SPECS[op], 0, 0
         if not (able := importlib.import_module(package).probe()):

@@ -19,6 +19,7 @@ from nxcore.settings import Settings
 from nxcore.store import files
 from nxcore.store.files import Store
 from tests.null import fakes
+from tests.table import for_each
 
 SMALL, MANY = 16, 150
 BASE = torch.ones(3 * MANY + 8)
@@ -49,9 +50,7 @@ def meet(op, start, times):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)]
-)
+@for_each(("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)])
 def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy, times):
     session = Session(Settings(policy=policy), fakes.registry(fakes.backend()), fakes.QUICK)
     op = session.op("sum")

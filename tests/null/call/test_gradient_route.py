@@ -32,6 +32,7 @@ from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, races, step
 from tests.null.choose.learn.test_exploration import LONG
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 
 def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
@@ -46,7 +47,7 @@ def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monk
     assert crossed.index(True) == MET - 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("forward", "backward", "crosses"),
     [(0.5, 0.5, True), (0.5, 1.5, True), (1.5, 0.5, True), (1.5, 1.5, False), (0.5, 0, True), (0, 0.5, True)],
 )
@@ -76,7 +77,7 @@ def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch)
     assert not step(session, dense=True), "a new plan knows"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("forward", "backward", "crosses"),
     [
         (0.95, 1.5, False),

@@ -27,6 +27,7 @@ from nxcore.store.files import Store
 from nxcore.trust.suspect import Suspect
 from tests import fresh
 from tests.null import fakes
+from tests.table import for_each
 
 SAD = Source("sad", "nxcore-sad 1.0")
 FAILED = BackendStatus("sad", "failed", "ImportError: no toolkit", "reinstall it", SAD)
@@ -63,7 +64,7 @@ def test_help_names_every_command():
     assert run("-h") == text
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@for_each("command", COMMANDS)
 def test_every_command_explains_itself_and_speaks_json(command):
     assert "--json" in run(command, "--help")
 

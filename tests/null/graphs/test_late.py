@@ -8,6 +8,7 @@ from torch import nn
 
 from nxcore.graphs.late import LATE, late
 from nxcore.nn.modules import track
+from tests.table import for_each
 
 
 def norms():
@@ -69,7 +70,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("read", READS)
+@for_each("read", READS)
 def test_who_looks_sees_the_new_value(pair, read):
     plain, together = pair
     with late():

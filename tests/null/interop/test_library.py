@@ -16,6 +16,7 @@ from nxcore.interop import library
 from nxcore.plugin import Param
 from tests.null import fakes
 from tests.paths import PATHS
+from tests.table import for_each
 
 SPECS = fakes.SPECS
 ONE_PATH = pytest.mark.parametrize("path", PATHS[-1:], indirect=True)
@@ -52,7 +53,7 @@ def nodes(counter) -> list[str]:
 
 @ONE_PATH
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPECS)
+@for_each("name", SPECS)
 def test_torchs_own_checks_pass(session, name):
     shell, args = library.define(SPECS[name]), args_of(name)
     if SPECS[name].gradient:
@@ -61,7 +62,7 @@ def test_torchs_own_checks_pass(session, name):
     torch.library.opcheck(shell.overload, (), shell.signature.given(args))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@for_each("name", SPECS)
 def test_an_operator_is_one_node_and_its_kernel_runs(session, name):
     spec, args = SPECS[name], args_of(name)
     traced = spec.view(*args) or not library.define(spec).result.flat
@@ -132,7 +133,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
 
 @ONE_PATH
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dynamic"), [*((name, True) for name in SIZES), ("softmax_sum", None)])
+@for_each(("name", "dynamic"), [*((name, True) for name in SIZES), ("softmax_sum", None)])
 def test_ten_sizes_are_one_graph(session, name, dynamic):
     spec, op = SPECS[name], session.op(name)
     function, counter = compiled(lambda *args: fakes.first(op(*args)) * 2, dynamic=dynamic)
@@ -335,7 +336,7 @@ FUNC = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch.func.jvp
-@pytest.mark.parametrize(
+@for_each(
     ("what", "where"), [*((what, "traced") for what in FUNC), *((w, "direct") for w in FUNC if w != "jvp")]
 )  # torch gives a node no forward mode
 def test_a_transform_is_of_the_reference(session, what, where):
