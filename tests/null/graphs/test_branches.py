@@ -2,7 +2,6 @@
 
 import contextlib
 
-import pytest
 import torch
 from torch import nn
 
