@@ -8,7 +8,6 @@ from torch import nn
 
 from nxcore.graphs.late import LATE, late
 from nxcore.nn.modules import track
-from tests.table import for_each
 
 
 def norms():
@@ -70,7 +69,7 @@ READS = {
 }
 
 
-@for_each("read", READS)
+@pytest.mark.parametrize("read", READS)
 def test_who_looks_sees_the_new_value(pair, read):
     plain, together = pair
     with late():

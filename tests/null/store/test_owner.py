@@ -18,7 +18,6 @@ from nxcore.store.encoding import decoded
 from nxcore.store.files import Store, toolkit_folder
 from nxcore.store.lock import Lock
 from nxcore.store.owner import ForeignError, StoreWarning
-from tests.table import for_each
 
 STRANGER = 54321
 KEY = {"op": "add"}
@@ -86,7 +85,7 @@ def directory(file):
     file.mkdir()
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("change", "why"),
     [
         (lambda f: f.chmod(0o622), f"can be written by other users .mode 622, owner {os.geteuid()}.; chmod"),
