@@ -71,11 +71,11 @@ def test_probe_of_cuda_knows_the_simulator(monkeypatch):
     assert nxcore_numba.probe_cuda().simulated
 
 
-def test_probe_of_cuda_says_what_is_missing(monkeypatch):
+def test_probe_of_cuda_says_what_is_missing(monkeypatch, cuda):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda(is_available=lambda: False)
     assert nxcore_numba.probe_cuda().reason == "torch sees no CUDA device"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda(is_available=lambda: True)
     monkeypatch.setattr(nxcore_numba, "_found", lambda name: "")
     assert nxcore_numba.probe_cuda().reason == "numba-cuda is not installed"
 

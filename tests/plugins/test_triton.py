@@ -64,10 +64,10 @@ class TestMachine:
         monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", True)
         assert nxcore_triton.probe()
 
-    def test_no_device(self, monkeypatch):
+    def test_no_device(self, monkeypatch, cuda):
         monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
         monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", False)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        cuda(is_available=lambda: False)
         assert nxcore_triton.probe().reason == "torch sees no CUDA device"
         assert not nxcore_triton.probe().simulated
 
@@ -81,7 +81,7 @@ class TestMachine:
     @pytest.mark.parametrize("cuda", [True, False])
     def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(self, monkeypatch, cuda):
         monkeypatch.setattr(nxcore_triton, "_installed", lambda: "2.1.0")
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        cuda(is_available=lambda: cuda)
         (check,) = nxcore_triton.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("triton", not cuda, "2.1.0")
         assert check.fix == "pip install 'triton>=3.6'"

@@ -12,7 +12,6 @@ from nxcore.call import operator, rare
 from nxcore.call.rare import RARE
 from nxcore.choose import chooser, recorded
 from nxcore.choose.learn import watches
-from nxcore.measure import race as racing
 from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -26,7 +25,7 @@ BASE = torch.ones(3 * MANY + 8)
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, raced_by):
     """Make every capacity small, and a race cost nothing."""
     monkeypatch.setattr(operator, "CAPACITY", SMALL)
     monkeypatch.setattr(rare, "COUNTED", SMALL)
@@ -39,7 +38,7 @@ def small(monkeypatch):
         us = {label: 100.0 if label.startswith("torch") else 50.0 for label in calls}
         return {label: Timing((t,) * 8, (t,) * 8) for label, t in us.items()}
 
-    monkeypatch.setattr(racing, "race", race)
+    raced_by(race)
 
 
 def meet(op, start, times):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.choose import foreign
 from nxcore.choose.explanation import BY_RULE, Explanation, ago
 from nxcore.choose.learn.budget import Pace
@@ -266,8 +265,8 @@ def test_a_problem_tells_what_is_not_as_usual():
 
 
 @pytest.fixture
-def default(machine, monkeypatch):
-    monkeypatch.setattr(sessions, "_default", machine)
+def default(machine, as_default):
+    as_default(machine)
     return machine
 
 

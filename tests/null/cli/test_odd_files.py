@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nxcore import cli
-from nxcore import session as sessions
 from tests.null import fakes
 from tests.table import for_each
 
@@ -57,9 +56,9 @@ COMMANDS = [
 
 
 @pytest.fixture(autouse=True)
-def session(monkeypatch):
+def session(as_default):
     found = fakes.session(fakes.backend("fake", fakes.kernel("add")))
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
 
 
 def ended(monkeypatch, capsys, words: list[str]) -> tuple[int, str, str]:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from nxcore import session as sessions
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.interop import autocast, library
 from tests.null import fakes
@@ -235,9 +234,9 @@ def test_a_kernel_that_fails_under_autocast_is_replaced():
 
 
 @pytest.mark.parametrize("name", ["depthwise_conv2d", "add", "softmax_sum"])
-def test_a_compiled_graph_casts_as_autocast_does(monkeypatch, name):
+def test_a_compiled_graph_casts_as_autocast_does(as_default, name):
     session = fakes.session(fakes.backend())
-    monkeypatch.setattr(sessions, "_default", session)
+    as_default(session)
     torch._dynamo.reset()
     spec = SPECS[name]
     args, op = spec.tagged("smoke")[0].build(spec, "cpu", torch.float32), session.op(name)

@@ -11,7 +11,6 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from nxcore import session as sessions
 from nxcore.interop import library
 from nxcore.plugin import Param
 from tests.null import fakes
@@ -278,12 +277,12 @@ SCALED = fakes.twice(
 
 
 @pytest.fixture
-def third_party(monkeypatch):
+def third_party(monkeypatch, as_default):
     """Return a function that makes the default session know a spec of somebody else's."""
 
     def made(spec):
         found = fakes.session(specs=[*SPECS.values(), spec])
-        monkeypatch.setattr(sessions, "_default", found)
+        as_default(found)
         monkeypatch.setattr(library, "SHELLS", dict(library.SHELLS))
         torch._dynamo.reset()
         return found.op(spec.name)

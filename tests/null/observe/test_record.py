@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.expression.grammar import parsed
@@ -189,9 +188,9 @@ def test_where_nothing_can_be_written_no_call_is_made(tmp_path):
 
 
 @pytest.fixture
-def default(monkeypatch):
+def default(as_default):
     found = fakes.session(fakes.backend())
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     return found
 
 

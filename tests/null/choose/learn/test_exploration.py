@@ -223,9 +223,9 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
     assert page.policy == "online"
 
 
-def test_explaining_decides_now(monkeypatch):
+def test_explaining_decides_now(raced_by):
     session, _, runs = learning(torch=100, fast=50)
-    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=session.chooser.learner.clock))
+    raced_by(functools.partial(race.race, clock=session.chooser.learner.clock))
     ready(session, X, X)
     assert session.explain("add", X, X).decision.rule == "measured"
     runs.clear()
