@@ -75,8 +75,8 @@ def raced_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have ``torch.cuda`` answer as elsewhere, or at another time: ``cuda(device_count=lambda: 2)``."""
+def cuda_answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have ``torch.cuda`` answer as on another machine: ``cuda_answers(device_count=lambda: 2)``."""
 
     def answer(**functions: Any) -> None:
         for name, function in functions.items():

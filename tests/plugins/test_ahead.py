@@ -35,8 +35,8 @@ FACTS = {"name": "a GPU", "major": 9, "minor": 0, "shared_memory_per_block_optin
 
 
 @pytest.fixture(autouse=True)
-def _pretending(cuda):
-    cuda(get_device_properties=None)
+def _pretending(cuda_answers):
+    cuda_answers(get_device_properties=None)
     pretend(FACTS)
 
 

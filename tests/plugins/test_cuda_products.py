@@ -287,11 +287,11 @@ def test_a_device_of_less_shared_memory_has_another_tile():
     assert matmul.choose(product, least - 1) == matmul.DEEP
 
 
-def test_the_shared_memory_of_a_block_is_the_devices(cuda):
+def test_the_shared_memory_of_a_block_is_the_devices(cuda_answers):
     assert matmul.memory(torch.device("cpu")) >= max(tile.shared for tile in matmul.TEAMS)
     for facts, most in (({"shared_memory_per_block_optin": 101376}, 101376), ({}, 0)):
         found = types.SimpleNamespace(**facts)
-        cuda(get_device_properties=lambda _, found=found: found)
+        cuda_answers(get_device_properties=lambda _, found=found: found)
         assert matmul.memory(torch.device("cuda", 0)) == most
 
 

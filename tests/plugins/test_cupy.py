@@ -51,11 +51,11 @@ def build(cupy, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def machine(monkeypatch, cuda):
+def machine(monkeypatch, cuda_answers):
     """Make this machine one with CuPy and a CUDA device."""
     monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy-cuda13x", "14.2.0"))
     monkeypatch.setattr(torch.version, "hip", None)
-    cuda(is_available=lambda: True, device_count=lambda: 2)
+    cuda_answers(is_available=lambda: True, device_count=lambda: 2)
     monkeypatch.setattr(load, "capability", lambda _: (9, 0))
 
 
@@ -83,8 +83,8 @@ class TestMachine:
         monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy-cuda12x", found))
         assert nxcore_cupy.probe().reason == f"needs cupy-cuda12x >= 14, found {found}"
 
-    def test_no_device(self, machine, cuda):
-        cuda(is_available=lambda: False)
+    def test_no_device(self, machine, cuda_answers):
+        cuda_answers(is_available=lambda: False)
         assert nxcore_cupy.probe().reason == "torch sees no CUDA device"
 
     def test_rocm(self, machine, monkeypatch):
@@ -99,10 +99,10 @@ class TestMachine:
 
     @pytest.mark.parametrize("cuda", [True, False])
     def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(
-        self, machine, monkeypatch, cuda
+        self, machine, monkeypatch, cuda, cuda_answers
     ):
         monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy", "13.0.0"))
-        cuda(is_available=lambda: cuda)
+        cuda_answers(is_available=lambda: cuda)
         (check,) = nxcore_cupy.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("cupy", not cuda, "cupy 13.0.0")
         assert check.fix.startswith("pip install 'cupy-cuda")
@@ -212,12 +212,12 @@ class TestLaunch:
     SHAPE, LAYOUT, VALUES = (9, 8, 7, 64, 2, 1), "qf", (2**40, 1.5)
 
     @pytest.fixture
-    def module(self, cupy, monkeypatch, cuda, tmp_path):
+    def module(self, cupy, monkeypatch, cuda_answers, tmp_path):
         """Return the module that launches, with a CUDA device to tell."""
         found = importlib.import_module("nxcore_cupy.launch")
         monkeypatch.setattr(cupy, "RawModule", RawModule)
         monkeypatch.setattr(load, "capability", lambda _: (9, 0))
-        cuda(device_count=lambda: 1)
+        cuda_answers(device_count=lambda: 1)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda i: STREAM + i, raising=False)
         monkeypatch.setattr(found, "_streams", {})
         self.texts = []
@@ -279,7 +279,7 @@ class TestLaunch:
         assert [stream for *_, stream, _ in launch.function.launches] == [0, 0x70, 0, 0x70]
         assert sorted(module._streams) == [0, 0x70]
 
-    def test_several_devices(self, module, cuda):
+    def test_several_devices(self, module, cuda_answers):
         entered = []
 
         class Device:
@@ -292,16 +292,16 @@ class TestLaunch:
             def __exit__(self, *_):
                 entered.append("left")
 
-        cuda(device_count=lambda: 2, device=Device)
+        cuda_answers(device_count=lambda: 2, device=Device)
         launch = self.handle(module, index=1)
         launch(None, None)
         assert entered == [1, "left"] * 2
         assert launch.function.launches[0][3] == STREAM + 1
 
-    def test_a_plan_is_the_cuda_plugins_with_these_handles(self, module, monkeypatch, cuda):
+    def test_a_plan_is_the_cuda_plugins_with_these_handles(self, module, monkeypatch, cuda_answers):
         from nxcore_cuda.machine.launch import Guarded, Launch
 
-        cuda(current_device=lambda: 0)
+        cuda_answers(current_device=lambda: 0)
 
         def planner(problem):
             one, two = (

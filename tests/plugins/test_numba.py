@@ -71,11 +71,11 @@ def test_probe_of_cuda_knows_the_simulator(monkeypatch):
     assert nxcore_numba.probe_cuda().simulated
 
 
-def test_probe_of_cuda_says_what_is_missing(monkeypatch, cuda):
+def test_probe_of_cuda_says_what_is_missing(monkeypatch, cuda_answers):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    cuda(is_available=lambda: False)
+    cuda_answers(is_available=lambda: False)
     assert nxcore_numba.probe_cuda().reason == "torch sees no CUDA device"
-    cuda(is_available=lambda: True)
+    cuda_answers(is_available=lambda: True)
     monkeypatch.setattr(nxcore_numba, "_found", lambda name: "")
     assert nxcore_numba.probe_cuda().reason == "numba-cuda is not installed"
 

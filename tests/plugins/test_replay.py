@@ -266,7 +266,7 @@ class TestCupy:
     """CuPy compiles and loads; what it loaded is noted with the struct that nxcore-cuda packs."""
 
     @pytest.fixture
-    def module(self, monkeypatch, cuda):
+    def module(self, monkeypatch, cuda_answers):
         """Return the module that launches, beside a CuPy that loads nothing."""
         pytest.importorskip("nxcore_cupy")
 
@@ -285,7 +285,7 @@ class TestCupy:
         load = found.load
         monkeypatch.setattr(load, "capability", lambda _: (9, 0))
         monkeypatch.setattr(load, "context", lambda index: 0x7000 + index)
-        cuda(device_count=lambda: 1)
+        cuda_answers(device_count=lambda: 1)
         yield found
         for name in ("compile", "launch"):
             monkeypatch.delitem(sys.modules, f"nxcore_cupy.{name}", raising=False)

@@ -66,14 +66,14 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch, cuda, raced_by):
+def machine(tmp_path, monkeypatch, cuda_answers, raced_by):
     found = Machine(tmp_path)
     raced_by(found.race)
     monkeypatch.setattr(contenders, "regimes", lambda problem: REGIMES)
     fakes.identified(monkeypatch)
     for module in (session, wrappers):
         monkeypatch.setattr(module, "capturing", lambda problem: found.capturing)
-    cuda(is_current_stream_capturing=lambda: found.capturing)
+    cuda_answers(is_current_stream_capturing=lambda: found.capturing)
     return found
 
 
@@ -104,11 +104,11 @@ def test_the_next_process_knows_both(machine):
     assert again.to_dict()["decision"]["captured"]["chosen"] == "late"
 
 
-def test_a_winner_in_both_is_called_without_a_question(machine, monkeypatch, cuda):
+def test_a_winner_in_both_is_called_without_a_question(machine, monkeypatch, cuda_answers):
     monkeypatch.setitem(TIMES, "light", (5, 1))
     op = machine.process().op("add")
     op(X, X)
-    cuda(is_current_stream_capturing=fakes.raising(AssertionError("asked")))
+    cuda_answers(is_current_stream_capturing=fakes.raising(AssertionError("asked")))
     assert machine.serving(op, X, X) == "light"
 
 

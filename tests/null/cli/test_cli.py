@@ -231,10 +231,10 @@ def test_a_plugins_failed_check_makes_doctor_end_with_one(session):
     assert "install nvcc" in run("doctor", status=1)
 
 
-def test_doctor_without_a_plugin_tells_which_to_install(session, as_default, cuda):
+def test_doctor_without_a_plugin_tells_which_to_install(session, as_default, cuda_answers):
     assert "plugins" not in {row["name"] for row in rows("doctor")}
     as_default(fakes.session())
-    cuda(is_available=lambda: False)
+    cuda_answers(is_available=lambda: False)
     found = {row["name"]: row for row in rows("doctor")}["plugins"]
     assert (found["detail"], found["state"]) == ("none is installed: torch runs every call", "ok")
     assert found["fix"] == installing("nxcore-numba")

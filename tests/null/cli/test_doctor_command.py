@@ -63,19 +63,19 @@ def test_what_isnt_known_is_told_and_what_is_on_disk_isnt(trace, monkeypatch):
     assert "what is compiled first" not in run("--from-trace", trace)
 
 
-def test_without_a_trace_it_is_of_the_calls_on_record(trace, monkeypatch, cuda):
+def test_without_a_trace_it_is_of_the_calls_on_record(trace, monkeypatch, cuda_answers):
     asked = []
     monkeypatch.setattr(compilers, "on_record", lambda session, device: asked.append(device.type) or [])
-    cuda(is_available=lambda: False)
+    cuda_answers(is_available=lambda: False)
     found = row()
     assert asked == ["cpu"]
     assert found["detail"].startswith("0 calls on record for ")
     assert found["detail"].endswith("; none needs a compiler")
 
 
-def test_calls_of_devices_that_arent_here_are_counted(trace, cuda):
+def test_calls_of_devices_that_arent_here_are_counted(trace, cuda_answers):
     trace.write_text(trace.read_text().replace('"cpu"', '"cuda"'))
-    cuda(is_available=lambda: False)
+    cuda_answers(is_available=lambda: False)
     found = row("--from-trace", trace)
     here = "0 calls of trace.jsonl for no device of this machine"
     assert found["detail"] == f"{here}; 1 calls of other devices; none needs a compiler"

@@ -61,7 +61,7 @@ def test_torchs_own_checks_pass(session, name):
     torch.library.opcheck(shell.overload, (), shell.signature.given(args))
 
 
-@for_each("name", SPECS)
+@pytest.mark.parametrize("name", SPECS)
 def test_an_operator_is_one_node_and_its_kernel_runs(session, name):
     spec, args = SPECS[name], args_of(name)
     traced = spec.view(*args) or not library.define(spec).result.flat

@@ -27,9 +27,9 @@ def library(fails="", asked=None):
 
 
 @pytest.fixture
-def device(cuda):
+def device(cuda_answers):
     facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xAB, pci_device_id=1)
-    cuda(get_device_properties=lambda index: facts)
+    cuda_answers(get_device_properties=lambda index: facts)
     return facts
 
 
