@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from tests.pages.shell import Shell, environment, missing
-from tests.table import for_each
 from tests.venvs import furnish
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +125,7 @@ def test_a_line_may_differ_in_numbers_and_in_what_is_left_out(shown, came):
     assert missing(["...", shown], f"before\n{came}\nafter") is None
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("shown", "came"),
     [
         ("=== 77 passed, 9 skipped in 2.80s ===", "=== 1 failed, 76 passed, 9 skipped in 2.80s ==="),

@@ -20,7 +20,6 @@ import nxcore
 from nxcore.nn import served
 from nxcore.registry.discovery import discover
 from nxcore.store import problems
-from tests.table import for_each
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted((BENCHMARKS / "workloads").glob("*.jsonl"))
@@ -41,7 +40,7 @@ def test_every_model_has_a_file(workloads: ModuleType) -> None:
     assert {file.stem for file in FILES} == set(workloads.MODELS)
 
 
-@for_each("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_problems_of_a_model_are_its_operators_with_both_ways(file: Path, workloads: ModuleType) -> None:
     _, batch, _ = workloads.MODELS[file.stem]
     ops: Counter[str] = Counter()

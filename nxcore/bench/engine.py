@@ -21,8 +21,8 @@ from nxcore.call.maker import make_operator
 from nxcore.call.operator import Plan
 from nxcore.choose.contenders import AGAIN
 from nxcore.errors import DeviceLostError, present
+from nxcore.measure import busy, race
 from nxcore.measure import ceilings as limits
-from nxcore.measure import race
 from nxcore.measure.ceilings import SLACK, TRIES, Ceilings, ceilings
 from nxcore.measure.cold import CACHES, rotating, rotation
 from nxcore.measure.decision import Candidate, Interval, compare, decide, interval, settled, winners
@@ -165,7 +165,8 @@ class Bench:
         started = {e.candidate.label: round(e.compile_s, 3) for e in found if e.compile_s is not None}
         sets = rotation(args, describe(self.device).l2)
         able = {e.candidate.label: e.call for e in found if e.call}
-        timings, failures = self._raced(rotating(able, sets), [e.candidate for e in found])
+        cost = cell.spec.cost(*args)
+        timings, failures = self._raced(rotating(able, sets), [e.candidate for e in found], cost)
         known = [
             replace(
                 e.candidate,
@@ -176,7 +177,6 @@ class Bench:
         ]
         judged, noise = compare(known, timings[AGAIN])
         won = {c.label for c in winners(judged)}
-        cost = cell.spec.cost(*args)
         work_us = self._work_us(cost, sets)
         fastest = min(t.device_median_us for t in timings.values())
         for _ in range(TRIES):
@@ -216,7 +216,7 @@ class Bench:
         return 1e6 * max(moving_s, cost.flops / self.ceilings.flops)
 
     def _raced(
-        self, calls: Mapping[str, Callable[[], Any]], candidates: list[Candidate]
+        self, calls: Mapping[str, Callable[[], Any]], candidates: list[Candidate], cost: Cost
     ) -> tuple[dict[str, Timing], dict[str, Refusal]]:
         failures: dict[str, Refusal] = {}
 
@@ -235,6 +235,7 @@ class Bench:
                 failed=lambda label, error: failures.update(
                     {label: Refusal(Code.RAISED, f"raised {brief(error)}")}
                 ),
+                cost=cost,
             )
         return timings, failures
 
@@ -295,7 +296,7 @@ def _choice(
     """Return the chooser's winner by the rule, of the kernels that run without being requested."""
     eligible = [c for e, c in zip(found, known, strict=True) if e.eligible]
     aside = {e.candidate.label for e in found if e.aside}
-    decision = decide(eligible, timings[AGAIN])
+    decision = busy.judged(decide(eligible, timings[AGAIN]))
     native = [c for c in decision.candidates if c.native and c.timing]
     best = min(native, key=_median)
     serving = [c for c in decision.candidates if c.timing and c.ratio and c.label not in aside]

@@ -28,6 +28,7 @@ from nxcore.choose.survey import FEW, Survey
 from nxcore.choose.workers import Workers
 from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
+from nxcore.measure.busy import INCONCLUSIVE
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Kernel, Refusal
 from nxcore.spec.problem import Problem
@@ -101,6 +102,7 @@ class Chooser:
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed, self.waits, self._made = changed, True, 0
         self.retries = Retries(self._drop)
+        self.pairs.repeat = self.retries.add
         self._beside = set[Problem]()  # given to the survey by captures
         self._threads = threading.RLock()
 
@@ -357,7 +359,7 @@ class Chooser:
                 _log.info("choice: %s -> %s, %s: %s", key[0], *_told(choice))
 
     def _note(self, problem: Problem, choice: Choice) -> None:
-        if choice.decision.rule not in ("exploring", "prior"):
+        if choice.decision.rule not in ("exploring", "prior", INCONCLUSIVE):
             self.recorded.add(problem)
             self._made += 1
         self.retries.note(problem, choice)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nxcore.errors import MeasurementError, VerificationError, present
-from nxcore.measure import race
+from nxcore.measure import busy, race
 from nxcore.measure.decision import Candidate, Decision, decide, settled, winners
 from nxcore.measure.timing import REGIMES, Regime, Timing
 from nxcore.registry.reference import TorchKernel
@@ -127,7 +127,7 @@ def decided(
     ``before`` stay at ties.
     """
     held = before.chosen if before else ""
-    decision = servable(decide(candidates, again, incumbent=held), entries)
+    decision = busy.judged(servable(decide(candidates, again, incumbent=held), entries))
     if "captured" not in regimes(problem):
         return decision
     if learnt:

@@ -21,6 +21,7 @@ BY_RULE = {
     "family": "a measurement of this problem: nxcore tune {op}, or policy 'measure'",
     "prior": "a measurement: nxcore tune {op}, or policy 'measure'",
     "exploring": "more calls, until the fastest kernel is clear",
+    "inconclusive": "a race on a less busy machine, which calls repeat; or nxcore tune {op}",
 }
 """How to change a choice that isn't based on figures of the problem itself."""
 
@@ -89,7 +90,7 @@ class Explanation:
     @property
     def change(self) -> str:
         """How to change a choice without figures of this problem, or with noisy ones; empty for others."""
-        if self.decision.unclear:
+        if self.decision.unclear and self.decision.rule not in BY_RULE:
             noise = f"the A/A noise is {self.decision.noise:.0%}, at most {NOISY:.0%} is allowed"
             return f"a race with less noise: {noise}"
         return BY_RULE.get(self.decision.rule, "").format(op=self.problem.op)

@@ -24,7 +24,7 @@ from torch import Tensor
 from nxcore.choose.contenders import AGAIN, Choice, timed
 from nxcore.choose.recall import Recall
 from nxcore.interop.internals import gradients
-from nxcore.measure import race
+from nxcore.measure import busy, race
 from nxcore.measure.decision import Candidate, Decision, decide, settled
 from nxcore.measure.timing import Timing
 from nxcore.spec.device import occupied
@@ -118,6 +118,7 @@ class Pairs:
         self._latest: dict[Problem, Key] = {}  # of the call, and of the operator that runs in its place
         self._lock = threading.Lock()
         self.made, self.waiting = 0, 0
+        self.repeat: Callable[[Problem], None] = lambda _: None  # has a call chosen again later
         self._effort: race.Effort | None = None  # of a block that measures ahead
         self._anew: set[Key] | None = None  # decided in a block that measures again
 
@@ -160,7 +161,7 @@ class Pairs:
         if self._anew is not None and pair.key not in self._anew:
             return None
         label, decision = self._found.get(pair.key, ("", None))
-        if decision is not None and label == pair.label:
+        if decision is not None and label == pair.label and decision.rule != busy.INCONCLUSIVE:
             return decision
         for path in sorted(PATHS, key=lambda path: path != _path()):
             page = self._page(pair, path)
@@ -222,9 +223,12 @@ class Pairs:
             self._hold(pair, decision)
             return decision
         again = timings.get(AGAIN)
-        decision = decide(timed(candidates, timings), again)
+        decision = busy.judged(decide(timed(candidates, timings), again))
         _log.info("pair: %s -> %s: %s", pair.problem, decision.chosen, decision.reason)
         self._hold(pair, decision)
+        if decision.rule == busy.INCONCLUSIVE:
+            self.repeat(pair.problem)
+            return decision
         self._record(pair, decision, again, "online" if args is None else "measure")
         return decision
 

@@ -12,6 +12,7 @@ from nxcore.choose.contenders import Choice, Contender, decided, left_out, passi
 from nxcore.choose.explanation import Origin
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import UnsupportedProblemError
+from nxcore.measure.busy import INCONCLUSIVE
 from nxcore.measure.decision import NOISY, Candidate, Decision
 from nxcore.measure.timing import Timing
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
@@ -76,7 +77,7 @@ class Recall:
     ) -> Choice:
         """Keep measurements; return the choice that serves from now on.
 
-        If the race was unclear and an earlier one was clear, that is the earlier winner.
+        If the race gave no verdict or was unclear, and an earlier one was clear, that is the earlier winner.
         """
         if self.keep(problem, choice.decision, choice.again, policy):
             return choice
@@ -90,8 +91,10 @@ class Recall:
         Returns
         -------
         bool
-            False if the race was unclear and earlier figures with less noise are kept.
+            False if the race gave no verdict, or was unclear and earlier figures with less noise are kept.
         """
+        if decision.rule == INCONCLUSIVE:
+            return False
         before = self.wisdom.read(problem) if decision.unclear else None
         if before and before.decision.noise <= decision.noise:
             self.wisdom.write(problem, replace(before, unclear=before.unclear + 1))
@@ -279,9 +282,12 @@ class Recall:
         entries = [self.tuner.enter(b, k, problem, args) for b, k in [*native, *new]]
         raced, _ = self.tuner.measured(problem, args, entries)
         labels = {b.label(k) for b, k in new}
-        if raced.unclear:  # the recorded race is clearer
-            self.wisdom.write(problem, replace(page, unclear=page.unclear + 1))
+        if raced.unclear or raced.rule == INCONCLUSIVE:  # the recorded race is clearer
             text = f"the A/A noise was {raced.noise:.0%}, at most {NOISY:.0%} is allowed"
+            if raced.rule == INCONCLUSIVE:
+                text = raced.reason
+            else:
+                self.wisdom.write(problem, replace(page, unclear=page.unclear + 1))
             why = Refusal(Code.UNMEASURED, f"not measured: {text}")
             noisy = (replace(c, refusal=c.refusal or why) if c.timing else c for c in raced.candidates)
             raced = replace(raced, candidates=tuple(noisy))

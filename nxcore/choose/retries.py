@@ -1,4 +1,4 @@
-"""Retries: problems are chosen anew whose kernels were refused for a shortage of the machine."""
+"""Retries: problems are chosen anew that met a shortage of the machine, or whose race it was too busy for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from nxcore.choose.contenders import Choice
+from nxcore.measure.busy import INCONCLUSIVE
 from nxcore.spec.kernel import Code
 from nxcore.spec.problem import Problem
 
@@ -14,7 +15,7 @@ FIRST_S, LONGEST_S = 5.0, 3600.0
 
 
 class Retries:
-    """Waits, and has the problems that met a shortage chosen anew.
+    """Waits, and has the problems chosen anew that met a shortage, or a busy machine.
 
     Parameters
     ----------
@@ -33,9 +34,14 @@ class Retries:
         self._lock, self._short, self._timer = threading.Lock(), set[Problem](), None
 
     def note(self, problem: Problem, choice: Choice) -> None:
-        """Choose a problem again later, if a kernel was refused for a shortage."""
-        if not any(c.refusal and c.refusal.code is Code.MEMORY for c in choice.decision.candidates):
-            return
+        """Choose a problem again later, if a kernel met a shortage, or its race gave no verdict."""
+        decision = choice.decision
+        short = any(c.refusal and c.refusal.code is Code.MEMORY for c in decision.candidates)
+        if short or decision.rule == INCONCLUSIVE:
+            self.add(problem)
+
+    def add(self, problem: Problem) -> None:
+        """Choose a problem again later."""
         with self._lock:
             self._short.add(problem)
             if self._timer is None:

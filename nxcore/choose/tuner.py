@@ -381,6 +381,7 @@ class Tuner:
                 again=AGAIN,
                 settled=settles(problem, candidates, self.effort),
                 failed=failed,
+                cost=problem.cost,
             )
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:

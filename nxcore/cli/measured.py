@@ -36,10 +36,9 @@ def tune(found: dict[str, Any]) -> None:
     console = terminal.console()
     if table.row_count:
         terminal.show(table)
-    for row in (r for r in rows if r["status"] == "unclear"):
-        console.print(
-            f"[yellow]unclear[/yellow] {escape(row['op'])} {escape(row['name'])}: {escape(row['reason'])}"
-        )
+    for row in (r for r in rows if r["status"] in ("unclear", "inconclusive")):
+        told = f"[yellow]{row['status']}[/yellow] {escape(row['op'])} {escape(row['name'])}"
+        console.print(f"{told}: {escape(row['reason'])}")
     counts = {
         status: sum(r["status"] == status for r in rows)
         for status in dict.fromkeys(r["status"] for r in rows)

@@ -30,7 +30,9 @@ FAR = 1.5  # at the low end of a kernel's interval, relative to torch's speed: i
 NOISY = 0.20
 """The A/A noise above which a race is unclear: it reflects the machine's load, not the kernels."""
 
-Rule = Literal["pinned", "preferred", "locked", "measured", "family", "prior", "reference", "exploring"]
+Rule = Literal[
+    "pinned", "preferred", "locked", "measured", "family", "prior", "reference", "exploring", "inconclusive"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class Decision:
         The label of the kernel that runs.
     rule : str
         ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``family`` (a
-        clear winner at measured sizes around it), ``prior`` (not measured, so torch), ``reference`` or
-        ``exploring`` (calls take turns between the candidates).
+        clear winner at measured sizes around it), ``prior`` (not measured, so torch), ``reference``,
+        ``exploring`` (calls take turns between the candidates) or ``inconclusive`` (others disturbed it).
     reason : str
         The reason, as one sentence.
     candidates : tuple of Candidate
@@ -268,7 +270,7 @@ def settled(
         fast = sorted((c for c in won if not c.native), key=functools.partial(_median, regime))
         if (noise > NOISY and not fast) or any(ratio and ratio.high >= least for ratio in open_):
             return False
-        if far and any(_ratio_to(fast[0], c, regime).low <= 1 + max(TIE, noise) for c in fast[1:]):
+        if far and any(ratio_to(fast[0], c, regime).low <= 1 + max(TIE, noise) for c in fast[1:]):
             return False
     return True
 
@@ -328,7 +330,7 @@ def decide(
     rival = min((c for c in judged if c.native and c.timing and c.label != best.label), key=median)
     reason = (
         f"{duration(median(best))} against {rival.label}'s {duration(median(rival))}: "
-        f"{_ratio_to(best, rival, regime)}, p = {best.p_value:.2g}"
+        f"{ratio_to(best, rival, regime)}, p = {best.p_value:.2g}"
     )
     if best.native and (other := _closest(judged, noise, above=1.0)):
         reason += f"; {other}"
@@ -354,16 +356,17 @@ def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime, incumbent
     reference, why = judged[0], _why_none(judged, noise)
     faster = [
         c for c in judged[1:] if c.native and c.ratio and reference.timing
-        and _ratio_to(c, reference, regime).low > 1
+        and ratio_to(c, reference, regime).low > 1
     ]  # fmt: skip
     if not faster:
         return Decision(reference.label, "reference", why, tuple(judged), noise)
     best = _held(incumbent, min(faster, key=functools.partial(_median, regime)), faster, noise, regime)
-    why = f"{_ratio_to(best, reference, regime)} the speed of torch's reference, verified; {why}"
+    why = f"{ratio_to(best, reference, regime)} the speed of torch's reference, verified; {why}"
     return Decision(best.label, "measured", why, tuple(judged), noise)
 
 
-def _ratio_to(best: Candidate, rival: Candidate, regime: Regime) -> Interval:
+def ratio_to(best: Candidate, rival: Candidate, regime: Regime) -> Interval:
+    """Return how many times as fast as ``rival`` a candidate is, block by block."""
     ours, theirs = present(best.timing, "best.timing"), present(rival.timing, "rival.timing")
     return interval([math.exp(-r) for r in _log_ratios(ours, theirs, regime)])
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from nxcore.errors import MeasurementError
-from nxcore.measure.timing import Timing, duration
+from nxcore.measure.load import LOST, Load
+from nxcore.measure.timing import REGIMES, Timing, duration
 from nxcore.spec.device import synchronize
+from nxcore.spec.spec import Cost
 
 Clock = Callable[[], int]
 
@@ -24,6 +26,8 @@ STUTTERS = 10  # attempts: a busy machine disturbs some of them, a side stream a
 HOST_S = 1.5e-3  # enough calls in a row, where each takes long
 COVERS = (1.25, 2.0)
 """How long the device spins, relative to the time to enqueue: at first, and after that was too short once."""
+DISTURBED = 0.25
+"""The share of a candidate's blocks that others may disturb wholly: medians bear that."""
 SAMPLES = ((1e-3, 5), (5e-3, 3))
 """The samples of a block: five of calls shorter than a millisecond, three of less than five, else one."""
 
@@ -46,10 +50,18 @@ class Lane:
         Seconds of a call, by the warm-up.
     repeats, samples : int
         Calls of a sample, and samples of a block.
+    least_s, sizes : float and tuple of (float, int)
+        What both follow from: the least seconds of a sample, and the samples as ``SAMPLES`` has them.
     cover : float
         See ``COVERS``.
     device_us, host_us : list of float
         Microseconds of a call, block by block.
+    clear_us, slow_us : list of float
+        The samples of the present block that others didn't disturb, and those that they did.
+    disturbed : int
+        The blocks that have none of the former.
+    took, lost : int
+        Nanoseconds of all samples, and how many of them others had the processors.
     """
 
     plan: Callable[..., Any]
@@ -57,9 +69,16 @@ class Lane:
     each_s: float = 0.0
     repeats: int = 1
     samples: int = 5
+    least_s: float = SAMPLE_S
+    sizes: tuple[tuple[float, int], ...] = SAMPLES
     cover: float = COVERS[0]
     device_us: list[float] = field(default_factory=list)
     host_us: list[float] = field(default_factory=list)
+    clear_us: list[float] = field(default_factory=list)
+    slow_us: list[float] = field(default_factory=list)
+    disturbed: int = 0
+    took: int = 0
+    lost: int = 0
 
     def __post_init__(self) -> None:
         self.call: Callable[[], Any] = self.plan
@@ -74,6 +93,37 @@ class Lane:
         """Note a block by one time, of the device and of the host."""
         self.device_us.append(us)
         self.host_us.append(us)
+
+    @property
+    def open(self) -> bool:
+        """Whether its present block has samples, all of which others disturbed."""
+        return bool(self.slow_us) and not self.clear_us
+
+    def again(self, label: str) -> Lane:
+        """Return an entry of the same call without blocks: the A/A row, which repeats that label's."""
+        made = Lane(self.plan, label, self.each_s, self.repeats, self.samples, self.least_s, self.sizes)
+        made.call = self.call
+        return made
+
+    def end_block(self) -> None:
+        """Note the median of the block's undisturbed samples, the least of the others where there is none.
+
+        On CUDA there are no such samples: its blocks are noted at once.
+        """
+        if not (self.clear_us or self.slow_us):
+            return
+        if not self.clear_us:
+            self.disturbed += 1
+        elif (us := statistics.median(self.clear_us)) < 0.5e6 * self.each_s:  # the warm-up was disturbed
+            self.divide(us * 1e-6)
+        self.note(statistics.median(self.clear_us) if self.clear_us else min(self.slow_us))
+        self.clear_us, self.slow_us = [], []
+
+    def divide(self, each_s: float) -> None:
+        """Set how samples and blocks are made of calls that take so long."""
+        self.each_s = each_s
+        self.repeats = max(1, math.ceil(self.least_s / each_s))
+        self.samples = next((number for limit, number in self.sizes if each_s < limit), 1)
 
     @property
     def timing(self) -> Timing:
@@ -100,21 +150,23 @@ def warm_up(
         if spent >= seconds and calls >= 2:
             break
         yield
-    floor_s = EVENT_S if device.type == "cuda" else SAMPLE_S
-    lane.repeats = max(1, math.ceil(floor_s / lane.each_s))
-    lane.samples = next((number for limit, number in samples if lane.each_s < limit), 1)
+    lane.least_s, lane.sizes = EVENT_S if device.type == "cuda" else SAMPLE_S, samples
+    lane.divide(lane.each_s)
 
 
-def cpu_block(lane: Lane, clock: Clock) -> None:
-    """Run a candidate's part of a block."""
-    samples, result = [], None
+def cpu_block(lane: Lane, clock: Clock, load: Load) -> None:
+    """Run samples of a candidate's part of a block, which ``Lane.end_block`` ends."""
+    before, result = load.read(), None
     for _ in range(lane.samples):
         started = clock()
         for _ in range(lane.repeats):
             result = lane.call()
-        samples.append((clock() - started) / lane.repeats * 1e-3)
+        took = clock() - started
+        after = load.read()
+        lost = min(took, load.lost(took, before, after))
+        (lane.clear_us if lost <= LOST * took else lane.slow_us).append(took / lane.repeats * 1e-3)
+        lane.took, lane.lost, before = lane.took + took, lane.lost + lost, after
     lane.result = result
-    lane.note(statistics.median(samples))
 
 
 def cuda_block(
@@ -187,3 +239,39 @@ def require_current_stream(lane: Lane, device: torch.device, clock: Clock) -> No
         f"calls took {duration(seen)} on the current stream, and the device was busy for {duration(left)} "
         "after that: their work runs on another stream"
     )
+
+
+def fault(lanes: Sequence[Lane], lost: float, load: Load, cost: Cost | None, *, cut: bool) -> str:
+    """Return why the times of a race say nothing; empty if they do.
+
+    Parameters
+    ----------
+    lanes : sequence of Lane
+    lost : float
+        The share of its time in which others had the processors.
+    load : Load
+    cost : Cost, optional
+        What a call must move and compute.
+    cut : bool
+        Whether it ended before its first look, since others disturbed it.
+    """
+    timed = [lane for lane in lanes if lane.host_us]
+    if cut or any(lane.disturbed > DISTURBED * len(lane.host_us) for lane in timed):
+        return f"for {lost:.0%} of its time others had the processors{load.at_start}"
+    fastest_us = min((statistics.median(lane.host_us) for lane in timed), default=0.0)
+    return load.fault(fastest_us, cost) if timed else ""
+
+
+def in_the_race(
+    lanes: Mapping[str, Lane], order: list[str], rivals: frozenset[str], drop: float
+) -> list[str]:
+    """Return the labels that stay in a race: of the others ``order`` has the times so far."""
+    first = next(iter(lanes))  # the baseline stays, since all others are compared with it
+    kept = {first}
+    for regime in REGIMES:  # a call that is slow on the host may be the fastest in a CUDA graph
+        medians = {label: lanes[label].timing.median(regime) for label in order}
+        best = min(medians.values())
+        best_rival = min(medians[label] for label in order if label in rivals or label == first)
+        limits = {label: drop * (best_rival if label in rivals else best) for label in order}
+        kept.update(label for label in order if medians[label] <= limits[label])
+    return [label for label in order if label in kept]

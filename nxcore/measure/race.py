@@ -28,12 +28,16 @@ from nxcore.measure.lane import (
     Lane,
     cpu_block,
     cuda_block,
+    fault,
+    in_the_race,
     require_current_stream,
     warm_up,
 )
-from nxcore.measure.timing import REGIMES, Timing
+from nxcore.measure.load import LOST, Load, load_of
+from nxcore.measure.timing import Timing
 from nxcore.spec import tally
 from nxcore.spec.device import current
+from nxcore.spec.spec import Cost
 
 ALONE: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 """The context of a race; in a process that measures beside the program, a turn on the device."""
@@ -116,7 +120,7 @@ class Race:
     ----------
     calls : mapping of str to callable
         Label -> callable with the arguments of ``go``. All work must run on ``device``'s current stream.
-    device, rivals, again, settled, effort, clock, seed, suspect, failed
+    device, rivals, again, settled, effort, clock, seed, suspect, failed, load, cost
         As ``race`` takes them.
 
     Attributes
@@ -138,17 +142,15 @@ class Race:
         seed: int = 0,
         suspect: bool = True,
         failed: Callable[[str, Exception], None] | None = None,
+        load: Load | None = None,
+        cost: Cost | None = None,
     ) -> None:
         tally.raced()
         self._lanes = {label: Lane(call) for label, call in calls.items()}
         self._first, self._device, self._rivals, self._again = next(iter(calls)), device, rivals, again
         self._settled, self._effort, self._clock = settled, effort, clock
-        self._suspect, self._failed = suspect, failed
-        self._run_block: Callable[[Lane, Clock], None] = cpu_block
-        if device.type == "cuda":
-            self._run_block = functools.partial(
-                cuda_block, device, host_s=effort.host_s, spin_s=effort.spin_s
-            )
+        self._suspect, self._failed, self._cost = suspect, failed, cost
+        self._load, self._cut = load or load_of(device.type, clock), False
         self._order, self._dice = list(self._lanes), random.Random(seed)
         self.done, self._spent_s, self._began, self._steps = 0, 0.0, 0, self._blocks()
         self._last: tuple[str, Any] | None = None
@@ -163,7 +165,7 @@ class Race:
         MeasurementError
             If a call's work isn't on the current stream, so that it can't be timed.
         """
-        with ALONE(), tally.spent("timing"), no_collection(), current(self._device):
+        with ALONE(), tally.spent("timing"), no_collection(), self._load.opened(), current(self._device):
             self._take(args)
             before, self._began, self._last = self._spent_s, self._clock(), None
             try:
@@ -201,7 +203,10 @@ class Race:
     @property
     def timings(self) -> dict[str, Timing]:
         """One value a block; a dropped candidate has fewer. The A/A row names the kernel it ``repeats``."""
-        return {label: lane.timing for label, lane in self._lanes.items()}
+        lanes = tuple(self._lanes.values())
+        lost = sum(lane.lost for lane in lanes) / max(1, sum(lane.took for lane in lanes))
+        why = fault(lanes, lost, self._load, self._cost, cut=self._cut)
+        return {label: replace(lane.timing, lost=lost, fault=why) for label, lane in self._lanes.items()}
 
     @property
     def _seconds(self) -> float:
@@ -223,16 +228,33 @@ class Race:
             while self.done < look:
                 self._dice.shuffle(self._order)
                 for label in tuple(self._order):
-                    if self._attempt(label, self._block):
-                        yield label
+                    yield from self._part(label)
                 self.done += 1
+                if self._late:
+                    self._cut = True
+                    return
                 for _, drop in (d for d in effort.drops if d[0] == self.done):
                     kept = self._rivals | {self._again}
-                    self._order = _in_the_race(self._lanes, self._order, kept, drop)
+                    self._order = in_the_race(self._lanes, self._order, kept, drop)
             if self._settled(self.timings):
                 return
             if look >= effort.looks[0] and self._seconds > effort.budget_s:
                 return
+
+    def _part(self, label: str) -> Iterator[str]:
+        """Run a candidate's part of a block, again while others disturb all of it and time is left."""
+        lane, again = self._lanes[label], True
+        while again and self._attempt(label, self._block):
+            again = lane.open and self._seconds <= self._effort.budget_s
+            if not again:
+                lane.end_block()
+            yield label
+
+    @property
+    def _late(self) -> bool:
+        """Whether the time is up before the first look, since others disturb the race."""
+        disturbed = any(lane.disturbed for lane in self._lanes.values())
+        return disturbed and self._seconds > self._effort.budget_s and self.done < self._effort.looks[0]
 
     def _warm_up(self, label: str) -> Iterator[str]:
         """Warm a candidate up; a hopeless one leaves the race, with that time as its only block."""
@@ -242,17 +264,20 @@ class Race:
         steps = warm_up(lane, self._device, seconds, self._clock, of_block)
         rival, limit = label == self._first or label in self._rivals, self._effort.hopeless
         limits = [limit**2 * self.own_s + FIRST_S, limit * self.own_s]
-        more = True
+        more, quiet = True, True
 
         def step(_label: str, _lane: Lane) -> None:
-            nonlocal more
+            nonlocal more, quiet
+            began, before = self._clock(), self._load.read()
             more = next(steps, label) is None
+            took = self._clock() - began
+            quiet = self._load.lost(took, before, self._load.read()) <= LOST * took
 
         while more:
             if not self._attempt(label, step):
                 return
             yield label
-            if not rival and lane.each_s > (limits.pop(0) if limits else math.inf):
+            if not rival and lane.each_s > (limits.pop(0) if limits else math.inf) and quiet:
                 lane.note(lane.each_s * 1e6)
                 self._order.remove(label)
                 return
@@ -262,8 +287,7 @@ class Race:
     def _enter_again(self) -> None:
         among = (n for n in self._order if n in self._rivals or n == self._first)
         best = min(among, key=lambda label: self._lanes[label].each_s)
-        self._lanes[self._again] = again = replace(self._lanes[best], of=best, device_us=[], host_us=[])
-        again.call = self._lanes[best].call
+        self._lanes[self._again] = self._lanes[best].again(best)
         self._order.append(self._again)
 
     def _attempt(self, label: str, step: Callable[[str, Lane], None]) -> bool:
@@ -282,7 +306,11 @@ class Race:
         require_current_stream(lane, self._device, self._clock)
 
     def _block(self, _label: str, lane: Lane) -> None:
-        self._run_block(lane, self._clock)
+        if self._device.type == "cuda":
+            effort = self._effort
+            cuda_block(self._device, lane, self._clock, host_s=effort.host_s, spin_s=effort.spin_s)
+        else:
+            cpu_block(lane, self._clock, self._load)
 
 
 def race(
@@ -297,6 +325,8 @@ def race(
     seed: int = 0,
     suspect: bool = True,
     failed: Callable[[str, Exception], None] | None = None,
+    load: Load | None = None,
+    cost: Cost | None = None,
 ) -> dict[str, Timing]:
     """Time ``calls`` against each other, in interleaved blocks, at once.
 
@@ -325,11 +355,16 @@ def race(
     failed : callable, optional
         Called with the label and the exception of a call that raised, which then leaves the race. Without it,
         and for the first call, the exception is raised.
+    load : Load, optional
+        Reads what others had of the processors; by default nothing on CUDA, or by another clock.
+    cost : Cost, optional
+        What a call must move and compute, which its time is held against.
 
     Returns
     -------
     dict of str to Timing
-        One value a block; a dropped candidate has fewer. The A/A row names the kernel it ``repeats``.
+        One value a block; a dropped candidate has fewer. The A/A row names the kernel it ``repeats``. Where
+        others disturbed the race too much, all have the ``fault``.
 
     Raises
     ------
@@ -347,6 +382,8 @@ def race(
         seed=seed,
         suspect=suspect,
         failed=failed,
+        load=load,
+        cost=cost,
     )
     found.go()
     return found.timings
@@ -361,17 +398,3 @@ def left(timings: Mapping[str, Timing]) -> frozenset[str]:
     """Return the labels of those that left a race: they have fewer blocks."""
     most = max(len(t.device_us) for t in timings.values())
     return frozenset(label for label, t in timings.items() if len(t.device_us) < most)
-
-
-def _in_the_race(
-    lanes: Mapping[str, Lane], order: list[str], rivals: frozenset[str], drop: float
-) -> list[str]:
-    first = next(iter(lanes))  # the baseline stays, since all others are compared with it
-    kept = {first}
-    for regime in REGIMES:  # a call that is slow on the host may be the fastest in a CUDA graph
-        medians = {label: lanes[label].timing.median(regime) for label in order}
-        best = min(medians.values())
-        best_rival = min(medians[label] for label in order if label in rivals or label == first)
-        limits = {label: drop * (best_rival if label in rivals else best) for label in order}
-        kept.update(label for label in order if medians[label] <= limits[label])
-    return [label for label in order if label in kept]

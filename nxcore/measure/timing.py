@@ -25,11 +25,17 @@ class Timing:
         same.
     repeats : str
         For the A/A row, the label of the kernel that is timed a second time; empty for the reference.
+    lost : float
+        The share of the race's time in which others had the processors.
+    fault : str
+        Why the race's times say nothing; empty if they do.
     """
 
     device_us: tuple[float, ...]
     host_us: tuple[float, ...]
     repeats: str = ""
+    lost: float = 0.0
+    fault: str = ""
 
     @property
     def call_us(self) -> tuple[float, ...]:

@@ -27,6 +27,7 @@ from nxcore.choose.shortlist import EVERY, Shortlist
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import InvalidInputError, nearest, present
 from nxcore.interop.autograd import flatten
+from nxcore.measure.busy import INCONCLUSIVE
 from nxcore.measure.decision import NOISY
 from nxcore.measure.race import DROP, DROP_AFTER, Effort
 from nxcore.observe.bar import Advance
@@ -52,7 +53,7 @@ IN_A_ROW = Effort(looks=(8, 12, 20, 40), warm_s=0.05, compiled=8, drops=((DROP_A
 A kernel is left out if it is known of other sizes that it isn't near the fastest.
 """
 
-Status = Literal["measured", "unclear", "known", "no race", "left out"]
+Status = Literal["measured", "unclear", "inconclusive", "known", "no race", "left out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Row:
         The problem as plain data; empty where its arguments couldn't be built.
     status : str
         ``measured``; ``unclear`` (too noisy, so that it is raced again next time, and clearer figures stay);
+        ``inconclusive`` (other programs disturbed the race, so that nothing is kept);
         ``known`` (and not stale); ``no race`` (there was only one candidate); ``left out`` (its arguments
         couldn't be built, or the call can't be served).
     chosen : str
@@ -338,6 +340,8 @@ def _row(recall: Recall, cell: Cell, again: bool, shortlist: Shortlist = EVERY) 
     stays = not recall.keep(problem, choice.decision, choice.again)
     for each in _in_training(recall.tuner, problem):
         recall.keep(each, choice.decision, choice.again)
+    if choice.decision.rule == INCONCLUSIVE:
+        return _found(row, INCONCLUSIVE, choice)
     if choice.decision.unclear:
         told = _found(row, "unclear", recall.wisdom.read(problem) or choice)
         noise = f"A/A noise of {choice.decision.noise:.0%}, above {NOISY:.0%}"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from nxcore.call.gradient_route import one_way_us
 from nxcore.choose.explanation import Explanation, Origin
 from nxcore.interop import native
+from nxcore.measure.busy import INCONCLUSIVE
 from nxcore.session import Session
 from nxcore.spec.problem import Problem
 
@@ -93,7 +94,7 @@ def row_of(
     us = mine.timing.median_us if mine and mine.timing else None
     native = decision.chosen == "torch" or (mine is not None and mine.native)
     state: State = "torch" if native else "kernel"
-    if decision.rule == "exploring":
+    if decision.rule in ("exploring", INCONCLUSIVE):
         state = "learning"
     elif decision.rule == "prior" and native:
         state = "unknown"

@@ -13,7 +13,6 @@ from nxcore import nas
 from nxcore.graphs.structure import structure
 from nxcore.nas import mixture
 from tests.nas import darts
-from tests.table import for_each
 
 
 def mixed(stride=1, channels=4):
@@ -47,7 +46,7 @@ CHANGES = {
 }
 
 
-@for_each("change", CHANGES)
+@pytest.mark.parametrize("change", CHANGES)
 def test_two_modules_have_one_structure_until_one_of_them_changes(change):
     one, other = mixed(), mixed()
     assert structure(one) == structure(other) is not None

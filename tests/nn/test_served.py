@@ -21,7 +21,6 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.conftest import OPERATORS
 from tests.null import fakes
-from tests.table import for_each
 
 
 def depthwise(**changed: Any) -> nn.Conv2d:
@@ -77,8 +76,8 @@ def call(module: nn.Module, times: int, x: torch.Tensor | None = None) -> Any:
 
 
 @pytest.mark.usefixtures("torchs")
-@for_each("mode", MODES)
-@for_each("name", MAKE)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MAKE)
 def test_where_torch_serves_for_good_a_call_is_torchs_alone(
     name: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +108,7 @@ def test_where_torch_serves_for_good_a_call_is_torchs_alone(
     own(x)
 
 
-@for_each("name", MAKE)
+@pytest.mark.parametrize("name", MAKE)
 def test_what_a_kernel_serves_does_not_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_by(fakes.session(fakes.backend()), monkeypatch, "fake")
     module = MAKE[name]()
@@ -188,7 +187,7 @@ WAKES: dict[str, Callable[[nn.Module, Any], Any]] = {
 }
 
 
-@for_each("what", WAKES)
+@pytest.mark.parametrize("what", WAKES)
 def test_it_is_looked_at_again_when_its_decision_may_not_hold(
     what: str, resting: nn.Module, torchs: Session
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import nxcore
+from nxcore import session as sessions
 from nxcore.nn import exchange, modules, sequential, steps
 from nxcore.nn.swap import OURS, TORCHS
 from nxcore.offline import gains
@@ -64,10 +65,10 @@ def held(found: nxcore.offline.status.Status, model: nn.Module) -> None:
 
 
 @pytest.fixture
-def torchs(monkeypatch, as_default):
+def torchs(monkeypatch):
     """A session without any kernel but torch's."""
     found = fakes.session()
-    as_default(found)
+    monkeypatch.setattr(sessions, "_default", found)
     for name in OPERATORS:
         monkeypatch.setattr(modules, f"_{name}", found.op(name))
     for name, op in (("_block", "sep_conv2d_batch_norm"), ("_sep_conv2d", "sep_conv2d")):

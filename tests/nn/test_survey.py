@@ -11,6 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import nxcore
+from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.interop import native
@@ -21,12 +22,12 @@ from tests.null import fakes
 
 
 @pytest.fixture
-def session(monkeypatch, as_default):
+def session(monkeypatch):
     """A session in which ``fake`` is ten times as fast as torch at depthwise convolutions."""
     clock = fakes.Clock()
     times = {"torch": 1000.0, "fake": 100.0}
     found = fakes.scripted(clock, monkeypatch, "depthwise_conv2d", times)
-    as_default(found)
+    monkeypatch.setattr(sessions, "_default", found)
     for name in ("add", "avg_pool2d", "batch_norm", "depthwise_conv2d"):
         monkeypatch.setattr(modules, f"_{name}", found.op(name))
     return found

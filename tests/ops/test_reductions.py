@@ -8,7 +8,6 @@ import torch
 import nxcore
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from tests.ops.backends import operator, params, place
-from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 ELEMENTS = ("amax", "amin")
@@ -35,8 +34,8 @@ def odd_rows() -> torch.Tensor:
 
 
 @BACKENDS
-@for_each("step", [1, 2], ids=["neighbours", "gaps"])
-@for_each("name", ELEMENTS)
+@pytest.mark.parametrize("step", [1, 2], ids=["neighbours", "gaps"])
+@pytest.mark.parametrize("name", ELEMENTS)
 def test_a_run_whose_sum_is_nan_has_an_extremum(backend, device, name, step):
     """Both infinities, sums that overflow both ways, and a NaN among them."""
     x = torch.zeros(6, 300 * step)
@@ -53,8 +52,8 @@ def test_a_run_whose_sum_is_nan_has_an_extremum(backend, device, name, step):
 
 
 @BACKENDS
-@for_each("inner", [True, False], ids=["rows", "columns"])
-@for_each("name", INDEXED)
+@pytest.mark.parametrize("inner", [True, False], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", INDEXED)
 def test_the_first_of_equals_counts_and_the_first_nan(backend, device, name, inner):
     x = odd_rows().to(place(backend, device))
     x, dim = (x, 1) if inner else (x.t().contiguous(), 0)
@@ -65,7 +64,7 @@ def test_the_first_of_equals_counts_and_the_first_nan(backend, device, name, inn
 
 
 @BACKENDS
-@for_each("name", ELEMENTS)
+@pytest.mark.parametrize("name", ELEMENTS)
 def test_nan_is_the_result_wherever_it_lies(backend, device, name):
     x = odd_rows().to(place(backend, device))
     for given, dim in ((x, 1), (x.t().contiguous(), 0), (x, None)):
@@ -75,7 +74,7 @@ def test_nan_is_the_result_wherever_it_lies(backend, device, name):
 
 
 @BACKENDS
-@for_each("name", FLAGS)
+@pytest.mark.parametrize("name", FLAGS)
 def test_nan_and_the_smallest_numbers_are_not_zero(backend, device, name):
     x = torch.zeros(5, 70)
     x[0], x[1, 69], x[2], x[3, 5], x[4] = 1, torch.nan, torch.nan, -1e-40, -0.0
@@ -118,8 +117,8 @@ def test_the_gradient_of_nan_is_nan_as_torch_has_it(name):
     assert torch.equal(nxcore.op(f"{name}_backward")(torch.ones(2), x, 1).isnan(), theirs.grad.isnan())
 
 
-@for_each("name", [*ELEMENTS, *INDEXED, *FLAGS])
-@for_each("dtype", [torch.int64, torch.uint8, torch.bool, torch.float64], ids=str)
+@pytest.mark.parametrize("name", [*ELEMENTS, *INDEXED, *FLAGS])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float64], ids=str)
 def test_other_dtypes_as_torch(name, dtype, device):
     if name.startswith("arg") and dtype is torch.bool:
         with pytest.raises(InvalidInputError, match="x must not be bool"):
@@ -157,7 +156,7 @@ def test_an_index_among_all_elements_is_in_torchs_order(name):
 
 
 @pytest.mark.gpu
-@for_each("name", ["sum", "mean", "amax", "amin", "any", "all"])
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "amin", "any", "all"])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_places_past_two_to_the_31(name, backend):
     x = torch.zeros(2**31 + 64, dtype=torch.float16, device="cuda")

@@ -7,12 +7,11 @@ import nxcore
 import nxcore.ops
 from nxcore.plugin import Problem
 from tests.ops.backends import operator
-from tests.table import for_each
 
 nxcore_cuda = pytest.importorskip("nxcore_cuda")
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("op", "shape", "how", "shared"),
     [
         ("sum", (16, 16), (-1, False), False),

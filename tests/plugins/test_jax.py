@@ -294,13 +294,14 @@ def test_the_current_device_stays_what_it_was():
 
 
 @needs_jax
-def test_jax_starts_without_changing_the_current_device(monkeypatch, cuda_answers):
+def test_jax_starts_without_changing_the_current_device(monkeypatch):
     from nxcore_jax import bridge
 
     devices = [0]
-    cuda_answers(is_available=lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(bridge, "cuda", lambda: True)
-    cuda_answers(current_device=lambda: devices[-1], set_device=devices.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: devices[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(bridge.jax, "devices", lambda: devices.append(1))
     bridge.start.__wrapped__()
     assert devices == [0, 1, 0]

@@ -20,7 +20,6 @@ from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.trust.truth import agreement
 from tests import fresh
-from tests.table import for_each
 
 CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}
@@ -71,11 +70,11 @@ def test_probe_of_cuda_knows_the_simulator(monkeypatch):
     assert nxcore_numba.probe_cuda().simulated
 
 
-def test_probe_of_cuda_says_what_is_missing(monkeypatch, cuda_answers):
+def test_probe_of_cuda_says_what_is_missing(monkeypatch):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    cuda_answers(is_available=lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert nxcore_numba.probe_cuda().reason == "torch sees no CUDA device"
-    cuda_answers(is_available=lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(nxcore_numba, "_found", lambda name: "")
     assert nxcore_numba.probe_cuda().reason == "numba-cuda is not installed"
 
@@ -158,7 +157,7 @@ def images(generator):
 
 
 @pytest.mark.slow
-@for_each("call", calls(), ids=lambda c: c[0])
+@pytest.mark.parametrize("call", calls(), ids=lambda c: c[0])
 def test_the_number_of_threads_does_not_change_a_bit(call, threads):
     op, args, kwargs = call
     results = []

@@ -14,7 +14,6 @@ import nxcore_numba
 from nxcore.interop import native
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
-from tests.table import for_each
 
 EXTENSION = native.found().extension
 
@@ -40,7 +39,7 @@ def tensors(result):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *IN_16_BITS], ids=str)
-@for_each("op", sorted(KERNELS))
+@pytest.mark.parametrize("op", sorted(KERNELS))
 def test_both_return_the_same_bits(op, dtype):
     spec, compiled = SPECS[op], 0
     for sample in spec.tagged("smoke"):

@@ -6,6 +6,7 @@ These figures come with the package, or from an imported file. A contradiction h
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,6 +172,8 @@ def compared(learner: Learner, choice: Choice, problem: Problem) -> tuple[float,
         )
     judged, noise = compare(timed([*(e.candidate for e in entries), mine], timings), timings.get(AGAIN))
     ratio = present(judged[-1].ratio, "ratio")
+    if any(t.fault for t in timings.values()):  # others disturbed it: it says nothing
+        noise = math.inf
     return 1 / ratio.high, noise
 
 

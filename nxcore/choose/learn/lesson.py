@@ -251,6 +251,7 @@ class Lesson:
             effort=effort,
             clock=self._learner.clock,
             failed=self._failed,
+            cost=self._problem.cost,
         )
 
     def _served(self, race: Race, args: tuple[Any, ...]) -> Any:

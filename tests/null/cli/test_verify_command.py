@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.cli import verify as command
 from nxcore.errors import UnknownOperatorError
@@ -24,13 +25,13 @@ def wrong(x, dim, keepdim):
 
 
 @pytest.fixture(autouse=True)
-def session(as_default):
+def session(monkeypatch):
     """The default session: a backend that is right in add and wrong in sum, and one that can't run."""
     found = fakes.session(
         fakes.backend("fake", fakes.kernel("add", **HOW), fakes.kernel("sum", wrong, **HOW)),
         fakes.backend("away", fakes.kernel("add", **HOW), probe=lambda: no("no GPU")),
     )
-    as_default(found)
+    monkeypatch.setattr(sessions, "_default", found)
     return found
 
 

@@ -10,7 +10,6 @@ from nxcore.expression.reference import quotient
 from nxcore.expression.samples import Samples
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.trust.truth import Truth, agreement, require_telling
-from tests.table import for_each
 
 TEXTS = (
     ("relu(x) * y + where(z > 0, z, slope * z)", {"slope": 0.1}),
@@ -27,8 +26,8 @@ SPECS = [spec for text, numbers in TEXTS for spec in specs(parsed(text, numbers)
 FEW = frozenset({"one_element", "zero_dimensions"})
 
 
-@for_each("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
-@for_each("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_the_reference_agrees_with_float64(spec, dtype):
     for sample in spec.samples:
         if sample.tags & {"bench", "huge"}:
@@ -42,7 +41,7 @@ def test_the_reference_agrees_with_float64(spec, dtype):
             require_telling(truth, args, sample.name)
 
 
-@for_each("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
 def test_results_are_described_as_torch_lays_them_out(spec):
     told = 0
     for sample in spec.samples:
@@ -64,14 +63,14 @@ def test_results_are_described_as_torch_lays_them_out(spec):
     assert told > 3
 
 
-@for_each("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
 def test_error_cases_raise(spec):
     for case in spec.errors:
         with pytest.raises(ValueError, match=case.match):
             spec.check(*case.build(spec))
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("text", "dtypes", "wanted"),
     [
         ("x + y", (torch.float16, torch.float32), torch.float32),

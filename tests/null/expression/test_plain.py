@@ -9,7 +9,6 @@ from nxcore.errors import ExpressionError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.plain import data, of_data
 from tests.null.expression.trees import random_expression
-from tests.table import for_each
 
 EXPRESSION = parsed("where(m, a * x, 2 * float16(y)) + (x > 0)", {"a": 2.0})
 
@@ -21,7 +20,7 @@ def test_what_json_keeps_comes_back():
         assert again.key == expression.key
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("place", "value", "why"),
     [
         ((0, 0), "x); import os; (x", "can't be the name of a parameter"),

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812  as everyone writes it
 from nxcore.errors import ExpressionError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.symbol import traced
-from tests.table import for_each
 
 weight = torch.ones(3)
 
@@ -21,7 +20,7 @@ def fault(function):
     return str(caught.value)
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("function", "text"),
     [
         (lambda x, y: torch.relu(x) * y, "relu(x) * y"),
@@ -54,7 +53,7 @@ def test_numbers_have_defaults():
     assert traced(leaky).key == parsed("where(x > 0, x, slope * x)", {"slope": 0.25}).key
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("function", "why"),
     [
         (lambda x: x if x > 0 else 0 * x, "use where(x > 0, a, b) for `if x > 0`"),

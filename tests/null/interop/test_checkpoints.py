@@ -11,7 +11,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from tests.null import fakes
-from tests.table import for_each
 
 
 class Refusing:
@@ -51,7 +50,7 @@ def test_an_operator_may_be_the_last_of_a_checkpoint():
         assert forward.count == before + 2
 
 
-@for_each(
+@pytest.mark.parametrize(
     "hook",
     [refuse, functools.partial(refuse), Refusing(), Refusing().method],
     ids=lambda hook: type(hook).__name__,

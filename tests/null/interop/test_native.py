@@ -18,7 +18,6 @@ from nxcore.session import default
 from nxcore.settings import Settings
 from nxcore.spec.origin import installing
 from tests.null import fakes
-from tests.table import for_each
 
 EXTENSION = native.found().extension
 
@@ -136,7 +135,7 @@ CHANGES = {
 
 
 @COMPILED
-@for_each("what", CHANGES)
+@pytest.mark.parametrize("what", CHANGES)
 def test_another_call_goes_to_python(op, path, monkeypatch, what):
     for _ in range(2):
         op(X, X)

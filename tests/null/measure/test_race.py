@@ -222,7 +222,7 @@ def test_beside_the_program_the_device_spins_shortly(monkeypatch):
         assert gpu.slept[-1] == pytest.approx(spin_us * 2000, rel=1e-3)
     efforts = []
     monkeypatch.setattr(module, "cuda_block", lambda *_, host_s, spin_s: efforts.append(spin_s))
-    monkeypatch.setattr(module, "_in_the_race", lambda lanes, order, *_: order)
+    monkeypatch.setattr(module, "in_the_race", lambda lanes, order, *_: order)
     monkeypatch.setattr(module, "current", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(sampling, "synchronize", lambda _: None)
     monkeypatch.setattr(module, "require_current_stream", lambda *_: None)

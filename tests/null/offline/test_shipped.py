@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from nxcore import session as sessions
 from nxcore.cli import app, doctor
 from nxcore.offline import shipped
 from nxcore.store import transfer
@@ -52,11 +53,11 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def session(monkeypatch, as_default, file):
+def session(monkeypatch, file):
     """The default session, with kernels of which slow has changed since the file was written."""
     slow = fakes.kernel("add"), fakes.kernel("sum")
     found = fakes.session(fakes.backend("fast", fakes.kernel("add")), fakes.backend("slow", *slow))
-    as_default(found)
+    monkeypatch.setattr(sessions, "_default", found)
     monkeypatch.setattr(shipped, "files", lambda: [file])
     fakes.identified(monkeypatch)
     return found

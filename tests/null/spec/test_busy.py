@@ -4,6 +4,7 @@ import ctypes
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nxcore.spec.busy import busy
 
@@ -27,9 +28,9 @@ def library(fails="", asked=None):
 
 
 @pytest.fixture
-def device(cuda_answers):
+def device(monkeypatch):
     facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xAB, pci_device_id=1)
-    cuda_answers(get_device_properties=lambda index: facts)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
     return facts
 
 

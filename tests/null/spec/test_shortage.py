@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nxcore.spec.shortage import shortage
-from tests.table import for_each
 
 
 def caused(by):
@@ -23,7 +22,7 @@ def caused(by):
         return found
 
 
-@for_each(
+@pytest.mark.parametrize(
     "error",
     [
         OSError(errno.ENOSPC, "No space left on device"),

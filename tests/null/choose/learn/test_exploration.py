@@ -21,7 +21,6 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
 from tests.null.fakes import SPECS
-from tests.table import for_each
 
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
@@ -223,9 +222,9 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
     assert page.policy == "online"
 
 
-def test_explaining_decides_now(raced_by):
+def test_explaining_decides_now(monkeypatch):
     session, _, runs = learning(torch=100, fast=50)
-    raced_by(functools.partial(race.race, clock=session.chooser.learner.clock))
+    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=session.chooser.learner.clock))
     ready(session, X, X)
     assert session.explain("add", X, X).decision.rule == "measured"
     runs.clear()
@@ -234,7 +233,7 @@ def test_explaining_decides_now(raced_by):
     assert set(runs) == {"fast"}
 
 
-@for_each("how", ["deterministic", "out", "empty", "estimate"])
+@pytest.mark.parametrize("how", ["deterministic", "out", "empty", "estimate"])
 def test_here_nothing_is_explored(how):
     session, _, runs = learning(torch=100, fast=50)
     torch.use_deterministic_algorithms(how == "deterministic")
