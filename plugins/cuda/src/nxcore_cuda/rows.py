@@ -24,18 +24,45 @@ def shape_for(length: int) -> tuple[int, int]:
     return next(shape for shape in SHAPES if shape[0] * shape[1] >= length)
 
 
-def launch(
-    problem: Problem, *, pointers: int, head: str = "", values: tuple[Any, ...] = ()
-) -> tuple[Any, Any]:
+def plan(problem: Problem) -> Callable[..., Any]:
+    """Return the launch for one problem, of an operator on rows or of its gradient.
+
+    Returns
+    -------
+    callable
+        It takes the operator's arguments, all positional.
+    """
+    outputs, names = problem.outputs, [p.name for p in problem.spec.params]
+    alone = isinstance(outputs, TensorMeta)
+    out, *others = (outputs,) if alone else outputs
+    if "tau" not in names:
+        fixed, _ = launch(problem)
+
+        def call(*tensors: Tensor) -> Tensor:
+            result = out.empty()
+            fixed(*tensors, result)
+            return result
+
+        return call
+    run, at, noise = tempered(problem), names.index("tau"), names.index("noise")
+
+    def call_tempered(*args: Any) -> Any:
+        result = out.empty()
+        run(args[at], *args[:at], args[noise], result)
+        return result if alone else (result, *others)
+
+    return call_tempered
+
+
+def launch(problem: Problem, head: str = "", values: tuple[Any, ...] = ()) -> tuple[Any, Any]:
     """Return the launch of an operator's kernel, and all its values.
 
     Parameters
     ----------
     problem : Problem
-    pointers : int
-        Of the kernel's struct.
     head, values
-        What follows the pointers there, before the rows.
+        What follows the pointers in the kernel's struct, before the rows: with a temperature, which is a
+        pointer too.
     """
     found = Rows.of(problem)
     assert found is not None  # noqa: S101  accepts looked
@@ -48,26 +75,19 @@ def launch(
         Instance(problem.op, (lanes, items), threads=THREADS),
         problem.device,
         -(-found.count * lanes // THREADS),
-        pointers=pointers,
+        pointers=count + bool(head),
         layout=f"{head}{1 + 2 * count}q{count + 1}i",
         values=values,
     )
     return made, values
 
 
-def tempered(problem: Problem, *hard: int) -> Callable[..., None]:
-    """Return the launch of an operator that has a temperature: ``run(tau, *inputs, out)``.
-
-    Parameters
-    ----------
-    problem : Problem
-    *hard : int
-        What follows the temperature in the kernel's struct.
-    """
+def tempered(problem: Problem) -> Callable[..., None]:
+    """Return the launch of an operator that has a temperature: ``run(tau, *inputs, out)``."""
     tau = problem["tau"]
     kind = KINDS[tau.dtype] if isinstance(tau, TensorMeta) else 0
-    pointers = sum(p.kind == "tensor" for p in problem.spec.params) + 2
-    fixed, values = launch(problem, pointers=pointers, head=f"f{1 + len(hard)}i", values=(1.0, kind, *hard))
+    hard = [int(problem[p.name]) for p in problem.spec.params if p.name == "hard"]
+    fixed, values = launch(problem, f"f{1 + len(hard)}i", (1.0, kind, *hard))
     rest = values[1:]
 
     def run(tau: Any, *tensors: Tensor) -> None:
@@ -82,6 +102,7 @@ def tempered(problem: Problem, *hard: int) -> Callable[..., None]:
 
 
 def instances(op: str) -> Iterator[Instance]:
-    """Yield an operator's kernels, which take every call."""
-    for shape in SHAPES:
-        yield Instance(op, shape, threads=THREADS)
+    """Yield the kernels of an operator and of its gradient, which take every call."""
+    for name in (op, f"{op}_backward"):
+        for shape in SHAPES:
+            yield Instance(name, shape, threads=THREADS)

@@ -39,19 +39,6 @@ def parallel(logits, out, count, length, table):
         part(logits, out, p * count // parts, (p + 1) * count // parts, length, table)
 
 
-def plan(problem):
-    """Return a callable for calls like ``problem``."""
-    out, rest = problem.outputs, rows.tables(problem)
-    kernel = threads.team(serial, parallel, SIGNATURE, problem["logits"].numel())
-
-    def call(logits):
-        result = out.empty()
-        kernel(logits.data_ptr(), result.data_ptr(), *rest)
-        return result
-
-    return call
-
-
 SIGNATURE_BACKWARD = types.void(I64, I64, I64, I64, I64, rows.TABLE)
 
 
@@ -82,14 +69,5 @@ def parallel_backward(grad, logits, out, count, length, table):
         part_backward(grad, logits, out, p * count // parts, (p + 1) * count // parts, length, table)
 
 
-def plan_backward(problem):
-    """Return a callable for calls like ``problem``."""
-    out, rest = problem.outputs, rows.tables(problem)
-    kernel = threads.team(serial_backward, parallel_backward, SIGNATURE_BACKWARD, problem["logits"].numel())
-
-    def call(grad, logits):
-        result = out.empty()
-        kernel(grad.data_ptr(), logits.data_ptr(), result.data_ptr(), *rest)
-        return result
-
-    return call
+plan = rows.planner(serial, parallel, SIGNATURE)
+plan_backward = rows.planner(serial_backward, parallel_backward, SIGNATURE_BACKWARD)

@@ -54,19 +54,6 @@ def parallel(logits, noise, out, address, kind, number, hard, count, length, tab
         part(logits, noise, out, tau, hard, p * count // parts, (p + 1) * count // parts, length, table)
 
 
-def plan(problem):
-    """Return a callable for calls like ``problem``."""
-    out, heat, rest = problem.outputs, rows.heat(problem), rows.tables(problem)
-    kernel = threads.team(serial, parallel, SIGNATURE, problem["logits"].numel())
-
-    def call(logits, tau, hard, noise):
-        result = out.empty()
-        kernel(logits.data_ptr(), noise.data_ptr(), result.data_ptr(), *heat(tau), hard, *rest)
-        return result
-
-    return call
-
-
 SIGNATURE_BACKWARD = types.void(
     I64,
     I64,
@@ -113,15 +100,5 @@ def parallel_backward(grad, logits, noise, out, address, kind, number, count, le
         part_backward(grad, logits, noise, out, tau, first, last, length, table)
 
 
-def plan_backward(problem):
-    """Return a callable for calls like ``problem``."""
-    (out, *others), heat, rest = problem.outputs, rows.heat(problem), rows.tables(problem)
-    kernel = threads.team(serial_backward, parallel_backward, SIGNATURE_BACKWARD, problem["logits"].numel())
-
-    def call(grad, logits, tau, noise, mask):
-        result = out.empty()
-        addresses = (t.data_ptr() for t in (grad, logits, noise, result))
-        kernel(*addresses, *heat(tau), *rest)
-        return result, *others
-
-    return call
+plan = rows.planner(serial, parallel, SIGNATURE)
+plan_backward = rows.planner(serial_backward, parallel_backward, SIGNATURE_BACKWARD)

@@ -78,6 +78,40 @@ def temperature(address, kind, number):
     return load_any(address, 0, kind) if address else number
 
 
+def planner(serial, parallel, signature):
+    """Return the planner of an operator on rows, or of its gradient.
+
+    The kernels take the addresses of the tensors and of the result; a temperature and ``hard``, where there
+    are any; then what ``tables`` returns.
+    """
+
+    def plan(problem):
+        outputs, names = problem.outputs, [p.name for p in problem.spec.params]
+        alone, rest = isinstance(outputs, TensorMeta), tables(problem)
+        out, *others = (outputs,) if alone else outputs
+        kernel = threads.team(serial, parallel, signature, problem["logits"].numel())
+        if "tau" not in names:
+
+            def call(*tensors):
+                result = out.empty()
+                kernel(*(t.data_ptr() for t in tensors), result.data_ptr(), *rest)
+                return result
+
+            return call
+        found, at, noise = heat(problem), names.index("tau"), names.index("noise")
+        hard = (problem["hard"],) if "hard" in names else ()
+
+        def call_tempered(*args):
+            result = out.empty()
+            addresses = (t.data_ptr() for t in (*args[:at], args[noise], result))
+            kernel(*addresses, *found(args[at]), *hard, *rest)
+            return result if alone else (result, *others)
+
+        return call_tempered
+
+    return plan
+
+
 def tables(problem):
     """Return how many rows there are, how long they are, and the table of the tensors."""
     found = Rows.of(problem)

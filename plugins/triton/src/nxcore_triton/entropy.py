@@ -4,13 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from nxcore.plugin import Problem
 from nxcore_triton import rows
 from nxcore_triton.rounding import narrow
 from nxcore_triton.rows import load, place, softmax, store
@@ -25,19 +21,6 @@ def entropy(logits, out, count, length, steps, ROWS: tl.constexpr, COLUMNS: tl.c
     tl.store(out + row * steps[2], narrow(found, out.dtype.element_ty), row < count)
 
 
-def plan(problem: Problem) -> Callable[..., Tensor]:
-    """Return the launch for one problem, ``call(logits)``."""
-    out = problem.outputs
-    launch, rest = rows.launch(problem, entropy)
-
-    def call(logits: Tensor) -> Tensor:
-        result = out.empty()
-        launch((logits, result), logits, result, *rest)
-        return result
-
-    return call
-
-
 @triton.jit
 def entropy_backward(grad, logits, out, count, length, steps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Write the gradients of ROWS rows."""
@@ -48,14 +31,5 @@ def entropy_backward(grad, logits, out, count, length, steps, ROWS: tl.constexpr
     store(out, steps[4], steps[5], row, column, mask, p * (d - mean[:, None]) * g)
 
 
-def plan_backward(problem: Problem) -> Callable[..., Tensor]:
-    """Return the launch for one problem, ``call(grad, logits)``."""
-    out = problem.outputs
-    launch, rest = rows.launch(problem, entropy_backward)
-
-    def call(grad: Tensor, logits: Tensor) -> Tensor:
-        result = out.empty()
-        launch((grad, logits, result), grad, logits, result, *rest)
-        return result
-
-    return call
+plan = rows.planner(entropy)
+plan_backward = rows.planner(entropy_backward)

@@ -4,16 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from nxcore.plugin import Problem, TensorMeta
 from nxcore_triton import rows
-from nxcore_triton.rows import load, perturbed, place, softmax, store, temperature
+from nxcore_triton.rows import load, perturbed, place, softmax, store
 
 
 @triton.jit(do_not_specialize=["tau"])
@@ -41,20 +36,6 @@ def gumbel_softmax(
     store(out, steps[4], steps[5], row, column, mask, p)
 
 
-def plan(problem: Problem) -> Callable[..., Tensor]:
-    """Return the launch for one problem, ``call(logits, tau, hard, noise)``."""
-    out, pointed = problem.outputs, isinstance(problem["tau"], TensorMeta)
-    launch, rest = rows.launch(problem, gumbel_softmax, HARD=problem["hard"], POINTED=pointed)
-
-    def call(logits: Tensor, tau: Any, hard: bool, noise: Tensor) -> Tensor:
-        result = out.empty()
-        tensors = (logits, noise, tau, result) if pointed else (logits, noise, result)
-        launch(tensors, logits, noise, temperature(tau), result, *rest)
-        return result
-
-    return call
-
-
 @triton.jit(do_not_specialize=["tau"])
 def gumbel_softmax_backward(
     grad,
@@ -79,15 +60,5 @@ def gumbel_softmax_backward(
     store(out, steps[6], steps[7], row, column, mask, tl.div_rn(p * (g - mean[:, None]), heat))
 
 
-def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Return the launch for one problem, ``call(grad, logits, tau, noise, output_mask)``."""
-    (out, *others), pointed = problem.outputs, isinstance(problem["tau"], TensorMeta)
-    launch, rest = rows.launch(problem, gumbel_softmax_backward, POINTED=pointed)
-
-    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:
-        result = out.empty()
-        tensors = (grad, logits, noise, tau, result) if pointed else (grad, logits, noise, result)
-        launch(tensors, grad, logits, noise, temperature(tau), result, *rest)
-        return result, *others
-
-    return call
+plan = rows.planner(gumbel_softmax)
+plan_backward = rows.planner(gumbel_softmax_backward)

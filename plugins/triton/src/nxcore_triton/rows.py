@@ -7,13 +7,14 @@ Shared by the operators on rows: the tile, and the softmax.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, Rows
+from nxcore.plugin import Problem, Rows, TensorMeta
 from nxcore_triton import tile
 from nxcore_triton.launch import Launch
 from nxcore_triton.rounding import narrow, widen
@@ -66,9 +67,43 @@ def perturbed(x, noise, mask, tau, POINTED: tl.constexpr):
     return tl.where(mask, tl.div_rn(x - tl.log(noise), heat), float("-inf")), heat
 
 
-def temperature(tau: Any) -> Any:
-    """Return a temperature as a kernel takes it."""
-    return tau if isinstance(tau, Tensor) else float(tau)
+def planner(kernel: Any) -> Callable[[Problem], Callable[..., Any]]:
+    """Return the planner of an operator on rows, or of its gradient.
+
+    ``kernel`` takes the tensors in their order; a temperature, where there is one, as a number or in memory;
+    then the result.
+    """
+
+    def plan(problem: Problem) -> Callable[..., Any]:
+        outputs, names = problem.outputs, [p.name for p in problem.spec.params]
+        alone = isinstance(outputs, TensorMeta)
+        out, *others = (outputs,) if alone else outputs
+        if "tau" not in names:
+            run, rest = launch(problem, kernel)
+
+            def call(*tensors: Tensor) -> Tensor:
+                result = out.empty()
+                run((*tensors, result), *tensors, result, *rest)
+                return result
+
+            return call
+        constants = {"HARD": problem["hard"]} if "hard" in names else {}
+        pointed = isinstance(problem["tau"], TensorMeta)
+        run, rest = launch(problem, kernel, **constants, POINTED=pointed)
+        at, noise = names.index("tau"), names.index("noise")
+
+        def call_tempered(*args: Any) -> Any:
+            result = out.empty()
+            tensors, tau = (*args[:at], args[noise]), args[at]
+            if pointed:
+                run((*tensors, tau, result), *tensors, tau, result, *rest)
+            else:
+                run((*tensors, result), *tensors, float(tau), result, *rest)
+            return result if alone else (result, *others)
+
+        return call_tempered
+
+    return plan
 
 
 def launch(problem: Problem, kernel: Any, **constants: Any) -> tuple[Launch, tuple[Any, ...]]:
