@@ -9,6 +9,8 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
+# Words, records, layers and the repository's shape: tests of how the files are written.
+STYLE := $(BIN)/python -m pytest -p no:benchmark -n 0 -q --part=lint tests
 GATES := overhead gate modules native
 # The compiled call path is built where a C++ compiler and Python's headers are; elsewhere Python's path is tested.
 HEADERS = $(wildcard $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h)
@@ -40,7 +42,7 @@ help:
 	@echo "make regression   compare the CPU kernels' times with the parent commit; fails if one is slower"
 	@echo "make record       measure what this machine's GPU needs to be known, and write the file to send; resumable"
 	@echo "make wheels       build the wheels of all packages into dist/, with compiled kernels; half an hour on two cores, needs nvcc"
-	@echo "make lint         ruff, mypy, import layers"
+	@echo "make lint         ruff, mypy, import layers; words, records and the repository's shape"
 	@echo "make docs         build the documentation into site/"
 
 demo: $(VENV)/.demo
@@ -70,6 +72,7 @@ quick: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(STYLE)
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --part=first tests/null $(addprefix --ignore=tests/null/,interop cli bench testing choose/learn observe offline call/test_leaks.py)
 
 op: $(VENV)/.test
@@ -125,6 +128,7 @@ lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/mypy tests/types/calls.py
 	$(BIN)/lint-imports
+	$(STYLE)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

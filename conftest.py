@@ -12,13 +12,14 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests import machine_code
+from tests import machine_code, table
 from tests.interpreter import keep_bookkeeping
 from tests.simulator import take_turns
 from tests.skips import by_reason
@@ -95,7 +96,6 @@ LATER = (
     "tests/nn/test_trial.py",
     "tests/nn/test_watched.py",
     "tests/null/bench/test_bench.py",
-    "tests/null/bench/test_calls.py::test_memory_that_stays_is_seen_by_both_measures_and_what_is_freed_by_none",
     "tests/null/call/test_bounds.py",
     "tests/null/call/test_leaks.py",
     "tests/null/call/test_refusals.py",
@@ -131,16 +131,33 @@ calls."""
 KIT = "nxcore.testing.test_kernels"
 
 
-PARTS = ("all", "first", "rest")
+LINT = (
+    "tests/null/test_architecture.py",
+    "tests/null/test_layers.py",
+    "tests/test_records.py",
+    "tests/test_words.py",
+)
+"""Tests of how the files are written: a part of ``make lint``, and no other part runs them again."""
+
+PARTS = ("all", "lint", "first", "rest")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--part``, ``--op`` and a short name for ``--nxcore-require``."""
     parser.addoption("--require", action="append", dest="nxcore_require", help="see --nxcore-require")
     parser.addoption(
-        "--part", choices=PARTS, default="all", help="first: what make test runs; rest: what it leaves out"
+        "--part",
+        choices=PARTS,
+        default="all",
+        help="first: what make test runs; lint: what make lint runs; rest: what both leave out",
     )
     parser.addoption("--op", metavar="NAME", help="only the tests of this operator and its backward operator")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have tests of many rows run those of ``--op`` alone."""
+    if name := config.option.op:
+        table.ONLY[:] = [re.compile(rf"(?:^|[^a-z0-9_]|test_){name}(?:_backward)?(?![a-z0-9_])")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -175,10 +192,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file of ``LATER`` for the first part."""
-    if config.option.part != "first":
+    """Import no file that only other parts run."""
+    if config.option.part == "all" or not collection_path.is_file():
         return None
-    return collection_path in {Path(__file__).parent / name for name in LATER} or None
+    name = os.path.relpath(collection_path, Path(__file__).parent)
+    if config.option.part == "lint":
+        return name not in LINT or None
+    return name in LINT or (config.option.part == "first" and name in LATER) or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -191,18 +211,13 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
-    """Make only those cells of the kit that run: there are three times as many."""
-    if metafunc.module.__name__ == KIT:
-        options, parametrize = metafunc.config.option, metafunc.parametrize
-
-        def selected(names: Any, pairs: list[Any], ids: list[str]) -> None:
-            kept = [n for n, (rule, cell) in enumerate(pairs) if _cell_is_chosen(options, rule, cell)]
-            parametrize(names, [pairs[n] for n in kept], ids=[ids[n] for n in kept])
-
-        metafunc.parametrize = selected
-    return (yield)
+def pytest_nxcore_cases(config: pytest.Config, steps: list[Any]) -> dict[str, list[Any]]:
+    """Make one test of a kernel in one dtype, of those steps that run: there are three times as many."""
+    cases: dict[str, list[Any]] = {}
+    for rule, cell in steps:
+        if _cell_is_chosen(config.option, rule, cell):
+            cases.setdefault(replace(cell, sample=None).name, []).append((rule, cell))
+    return cases
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -212,8 +227,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         of_the_kit = item.getparent(pytest.Module).module.__name__ == KIT
         if of_the_kit and "NOTSET" in item.nodeid:  # what pytest makes where no cell is left
             continue
-        chosen = _of_operator(item, config.option.op)
-        if config.option.part != "all" and not of_the_kit:
+        chosen = _of_operator(item)
+        if config.option.part in ("first", "rest") and not of_the_kit:
             chosen = chosen and (config.option.part == "rest") == _takes_long(item)
         (kept if chosen else left).append(item)
     if left:
@@ -231,11 +246,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
 
 
-def _of_operator(item: pytest.Item, name: str | None) -> bool:
-    """Return whether a test names the operator, in its path, its own name or its parameters."""
-    return name is None or bool(
-        re.search(rf"(?:^|[^a-z0-9_]|test_){name}(?:_backward)?(?![a-z0-9_])", item.nodeid)
-    )
+def _of_operator(item: pytest.Item) -> bool:
+    """Return whether a test names the operator of ``--op``: in its path, its own name, parameters or rows."""
+    rows = getattr(getattr(item, "function", None), "rows", [])
+    return all(any(map(pattern.search, (item.nodeid, *rows))) for pattern in table.ONLY)
 
 
 def _takes_long(item: pytest.Item) -> bool:

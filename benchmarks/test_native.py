@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.native import Row, beside, rows, scaling
-from benchmarks.stages import gathered
+from benchmarks.native import Row, beside, gathered, rows, scaling
 from nxcore.interop import native
 from nxcore.registry.discovery import discover
 from nxcore.session import Session

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ import torch
 import nxcore
 from nxcore import session as sessions
 from nxcore.call.operator import Operator
+from nxcore.measure import race
+from nxcore.session import Session
 from nxcore.store.lock import Lock
 from tests.paths import path, pytest_generate_tests
 
@@ -56,6 +60,29 @@ def _operators_are_asked_for_anew() -> Iterator[None]:
 def device() -> torch.device:
     """Where kernels are tested: CUDA where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def as_default(monkeypatch: pytest.MonkeyPatch) -> Callable[[Session | None], None]:
+    """Make a session the default one while the test runs."""
+    return functools.partial(monkeypatch.setattr, sessions, "_default")
+
+
+@pytest.fixture
+def raced_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Have a function measure candidates in place of the race."""
+    return functools.partial(monkeypatch.setattr, race, "race")
+
+
+@pytest.fixture
+def cuda_answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have ``torch.cuda`` answer as on another machine: ``cuda_answers(device_count=lambda: 2)``."""
+
+    def answer(**functions: Any) -> None:
+        for name, function in functions.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+
+    return answer
 
 
 @pytest.fixture

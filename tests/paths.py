@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, as_default: Any) -> Iterator[str]:
     """Make the operators of this test, and of processes that it starts, for one path."""
     taken = getattr(request, "param", "")
     if not taken:
@@ -72,5 +72,5 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         with pytest.MonkeyPatch.context() as one:
             one.setattr(sessions, "_default", None)
             _defaults[taken] = sessions.default()
-    monkeypatch.setattr(sessions, "_default", _defaults[taken])
+    as_default(_defaults[taken])
     yield taken

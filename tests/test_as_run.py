@@ -8,7 +8,7 @@ import re
 import tokenize
 from pathlib import Path
 
-import pytest
+from tests.table import for_each
 
 FILES = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.py"))
 REASON = re.compile(r"# As set: \w")
@@ -47,7 +47,7 @@ def unexplained(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@for_each("path", FILES, ids=lambda path: path.stem)
 def test_what_a_benchmark_sets_has_a_reason(path):
     assert unexplained(path.read_text(encoding="utf-8")) == []
 

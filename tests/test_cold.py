@@ -63,10 +63,10 @@ def test_steps_of_learning_are_compared_with_unpatched_ones():
     assert cold.relative(steps, []) == {}
 
 
-def test_the_record_of_this_device_alone_is_hidden(monkeypatch, tmp_path):
+def test_the_record_of_this_device_alone_is_hidden(cuda_answers, tmp_path):
     names = cold.recorded(transfer.SHIPPED)
     assert len(names) > 1
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: names[0])
+    cuda_answers(get_device_name=lambda: names[0])
     assert cold.recorded(cold.others(tmp_path / "others")) == names[1:]
     assert cold.recorded(tmp_path / "none") == []
 
@@ -78,8 +78,8 @@ def test_a_measured_problem_is_named_by_its_operator_and_its_first_shapes():
     assert cold.named(key) == "a sum(64x16x8x8, 64x16x8x8, 64x16x8x8, ...)"
 
 
-def test_without_a_device_nothing_is_measured_on_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_without_a_device_nothing_is_measured_on_one(cuda_answers):
+    cuda_answers(is_available=lambda: False)
     assert cold.measured() == []
 
 

@@ -15,6 +15,7 @@ import nxcore
 import nxcore.plugin
 import nxcore.testing
 from nxcore import nas
+from tests.table import for_each
 
 SURFACES = {
     "nxcore": (nxcore, nxcore.__all__),
@@ -81,7 +82,7 @@ def test_each_operator_has_a_true_example(tmp_path):
     assert not (wrong := _wrong(operators, tmp_path)), "".join(wrong)
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@for_each("name", SHOWN)
 def test_the_example_of_a_session_shows_what_users_call(name):
     assert f"session.{name}" in (nxcore.Session.__doc__ or "")
 

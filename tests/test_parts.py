@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 def _names(config: pytest.Config) -> tuple[str, ...]:
     suite = config.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
     sanitizers = runpy.run_path(str(ROOT / "native" / "sanitize.py"))
-    return (*suite.FIRST, *suite.LATER, *sanitizers["NOT_OF_MEMORY"])
+    return (*suite.FIRST, *suite.LATER, *suite.LINT, *sanitizers["NOT_OF_MEMORY"])
 
 
 def test_what_is_named_is_there(pytestconfig: pytest.Config) -> None:

@@ -1,57 +1,59 @@
-"""Every record has a command that makes it anew, in a table of docs/records.md, with flags that exist."""
+"""Every record has the commit at which it was made and its command, in the table of docs/records.md."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
-import typer
-
-from nxcore.cli import app
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
-ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
-COMMANDS = [code for row in ROWS for code in re.findall(r"`([^`]+)`", row[1]) if " " in code]
+ROWS = [tuple(line.strip("| ").split(" | ")) for line in PAGE.splitlines() if line.startswith("| `")]
+NAMED = re.compile(r"(?:\b([a-z0-9]+(?:-[a-z0-9]+)+)/)?\b(2026-\d\d-\d\d[\w-]*\.(?:jsonl|json|txt|csv))")
+"""A record's name in a text, with its folder where that is given."""
 
 
-def recorded(row: list[str]) -> set[Path]:
-    """Return the files that the first column of a row names."""
-    found: set[Path] = set()
-    for pattern in re.findall(r"`([^`]+)`", row[0]):
-        files = set(RESULTS.glob(pattern if "/" in pattern else f"*/{pattern}"))
-        assert files, f"no record is named {pattern}"
-        found |= files
-    return found
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    """Ask git about this repository."""
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
 
 
-def known(command: str) -> str:
-    """Return the text that names a command's flags: a script's source, or the help of nxcore's command."""
-    if package := re.search(r"python -m benchmarks\.(\w+)", command):
-        return (ROOT / "benchmarks" / package[1] / "__main__.py").read_text(encoding="utf-8")
-    if script := re.search(r"benchmarks/(\w+\.py)", command):
-        return (ROOT / "benchmarks" / script[1]).read_text(encoding="utf-8")
-    words = command.partition("nxcore ")[2].split()
-    group = typer.main.get_command(app)
-    shown = group.commands[words[0]]
-    return " ".join(f'"{flag}"' for param in shown.params for flag in param.opts)
+def test_the_table_has_each_record_once():
+    files = [path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*") if path.is_file()]
+    assert sorted(name.strip("`") for name, _, _ in ROWS) == sorted(files)
 
 
-def test_every_record_has_its_command():
-    files = {path for path in RESULTS.rglob("*") if path.is_file()}
-    left = files - {path for row in ROWS for path in recorded(row)}
-    assert not left, "say in docs/records.md by which command: " + ", ".join(p.name for p in left)
+@pytest.mark.parametrize(("name", "commit", "command"), ROWS, ids=[name.strip("`") for name, _, _ in ROWS])
+def test_a_record_names_its_commit_and_its_command(name, commit, command):
+    assert re.fullmatch(r"[0-9a-f]{8}", commit)
+    assert re.search(r"`[^`]+`", command), "the command stands in backticks"
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"benchmarks/\w+\.py|nxcore [a-z]", c)])
-def test_a_command_has_the_flags_that_the_table_gives_it(command):
-    if command.startswith(("pytest", "ncu --csv")):
-        command = command.removeprefix("ncu --csv")
-        assert (ROOT / command.split()[1]).exists()
-        flags = [] if command.startswith("pytest") else re.findall(r"--[a-z][a-z-]*", command)
-    else:
-        flags = re.findall(r"(?<=\s)--[a-z][a-z-]*", command.partition(" -m ")[2] or command)
-    text = known(command) if flags else ""
-    assert [flag for flag in flags if f'"{flag}"' not in text] == []
+@pytest.mark.skipif(git("rev-parse", "--git-dir").returncode != 0, reason="needs the history of a clone")
+@pytest.mark.skipif(git("rev-parse", "--is-shallow-repository").stdout != "false\n", reason="a shallow clone")
+def test_the_commits_have_the_records_and_their_scripts():
+    wanted = [f"{commit}:benchmarks/results/{name.strip('`')}" for name, commit, _ in ROWS]
+    wanted += [
+        f"{c}:{script}" for _, c, command in ROWS for script in re.findall(r"benchmarks/\w+\.py", command)
+    ]
+    found = subprocess.run(
+        ["git", "-C", str(ROOT), "cat-file", "--batch-check"],
+        input="\n".join(wanted),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line for line in found.stdout.splitlines() if line.endswith("missing")] == []
+
+
+def test_a_page_names_records_that_are_there():
+    """Decisions may name older ones, which the history has."""
+    lacking = []
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/performance/*.md")):
+        for folder, name in NAMED.findall(page.read_text(encoding="utf-8")):
+            places = [RESULTS / folder] if folder else RESULTS.iterdir()
+            lacking += [] if any((place / name).exists() for place in places) else [f"{page.name}: {name}"]
+    assert lacking == []

@@ -11,6 +11,7 @@ import pytest
 from nxcore.ops import nxcore_ops
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
+from tests.table import for_each
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "shapes.py"
 
@@ -25,7 +26,7 @@ def shapes() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("spec", nxcore_ops(), ids=lambda spec: spec.name)
+@for_each("spec", nxcore_ops(), ids=lambda spec: spec.name)
 def test_every_operator_has_arguments_of_ever_new_shapes(spec: OpSpec, shapes: ModuleType) -> None:
     seen = set()
     for n in (0, 1, 20):

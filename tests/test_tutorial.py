@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages.shell import Shell, environment, missing
+from tests.table import for_each
 from tests.venvs import furnish
 
 ROOT = Path(__file__).parents[1]
@@ -125,7 +126,7 @@ def test_a_line_may_differ_in_numbers_and_in_what_is_left_out(shown, came):
     assert missing(["...", shown], f"before\n{came}\nafter") is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shown", "came"),
     [
         ("=== 77 passed, 9 skipped in 2.80s ===", "=== 1 failed, 76 passed, 9 skipped in 2.80s ==="),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.table import for_each
+
 ROOT = Path(__file__).parents[1]
 PYTHON = sorted(
     p.relative_to(ROOT).as_posix()
@@ -66,14 +68,14 @@ def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("path", PYTHON)
+@for_each("path", PYTHON)
 def test_strings_and_docstrings_use_plain_words(path):
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     found = [f"{path}:{line}: {p}" for line, text in _strings(tree) for p in _problems(text)]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", PAGES)
+@for_each("path", PAGES)
 def test_pages_use_plain_words(path):
     text = (ROOT / path).read_text(encoding="utf-8")
     assert not [*_problems(_prose(text))], path

@@ -20,6 +20,7 @@ import nxcore
 from nxcore.nn import served
 from nxcore.registry.discovery import discover
 from nxcore.store import problems
+from tests.table import for_each
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted((BENCHMARKS / "workloads").glob("*.jsonl"))
@@ -40,7 +41,7 @@ def test_every_model_has_a_file(workloads: ModuleType) -> None:
     assert {file.stem for file in FILES} == set(workloads.MODELS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@for_each("file", FILES, ids=lambda file: file.stem)
 def test_the_problems_of_a_model_are_its_operators_with_both_ways(file: Path, workloads: ModuleType) -> None:
     _, batch, _ = workloads.MODELS[file.stem]
     ops: Counter[str] = Counter()

@@ -36,7 +36,7 @@ It was measured with an addition of (4, 16) and its gradients, with a backward o
 relative to torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12.4 and 13.1 us more (of 22) in
 two processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd
 has a separate thread for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, with
-other load on the machine (benchmarks/results/nvidia-h200/2026-11-22-bridge.txt).
+other load on the machine.
 """
 
 COMPILED_US: Mapping[str, float] = MappingProxyType({"cpu": 2.0, "cuda": 8.0})

@@ -21,8 +21,7 @@ WORTH_CHECKING = 2**20
 """The least bytes of a tensor whose gradient costs more than the check whether it is needed."""
 
 QUESTIONS = 2
-"""The most leaves to check in a backward pass: a positive check raises an exception, which takes 30 us
-(benchmarks/results/amd-epyc-2-cores/2026-11-22-sequential-host.txt).
+"""The most leaves to check in a backward pass: a positive check raises an exception, which takes 30 us.
 
 After so many needed ones, all others are assumed to be needed too.
 """

@@ -40,6 +40,8 @@ class Composed(Kernel):
 def composed(kernels: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
     """Compose kernels from a backend's own, for operators of parts that it has no kernel for.
 
+    Examples
+    --------
     >>> half = kernels("mine", {"sep_conv2d": accept_all, "batch_norm": accept_all})
     >>> [made.op for made in composed(half, [nxcore.ops.sep_conv2d_batch_norm.spec])]
     ['sep_conv2d_batch_norm']

@@ -12,6 +12,11 @@ import pytest
 
 if TYPE_CHECKING:
     from nxcore.registry.registry import Registry
+    from nxcore.testing.cell import Cell
+    from nxcore.testing.rules import Rule
+
+    Step = tuple[Rule, Cell]
+    """A rule, and the cell that it is checked on."""
 
 REGISTRY: pytest.StashKey[Registry] = pytest.StashKey()
 
@@ -22,6 +27,10 @@ class Hooks:
     @pytest.hookspec(firstresult=True)
     def pytest_nxcore_registry(self, config: pytest.Config) -> Registry | None:
         """Return the operators and backends to test; by default those installed."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_nxcore_cases(self, config: pytest.Config, steps: list[Step]) -> dict[str, list[Step]] | None:
+        """Return the steps of each test by the test's name; by default each step is a test."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -106,6 +115,12 @@ def pytest_nxcore_registry(config: pytest.Config) -> Registry:
     from nxcore.testing.cell import installed
 
     return installed(strict=not config.option.nxcore_backend)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_nxcore_cases(steps: list[Step]) -> dict[str, list[Step]]:
+    """Name each test by its rule and cell; one on a sample has one rule, so the cell is its name."""
+    return {c.name if c.sample else f"{rule.__name__}-{c.name}": [(rule, c)] for rule, c in steps}
 
 
 def registry(config: pytest.Config) -> Registry:

@@ -6,6 +6,8 @@ pytest --nxcore-backend=NAME --pyargs nxcore.testing
 from __future__ import annotations
 
 import functools
+import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from nxcore.errors import FOREIGN
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, huge, modest
 from nxcore.testing.cuda import ON_CUDA
 from nxcore.testing.declines import Declines
@@ -31,31 +34,53 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = list(cells(registry(metafunc.config), backends=metafunc.config.option.nxcore_backend))
     cuda = torch.cuda.is_available()
     if metafunc.function is test_samples:
-        pairs = [(rule, c.on(s)) for c in chosen for s in modest(c.spec, c.kernel) for rule in OF_A_SAMPLE]
+        steps = [(rule, c.on(s)) for c in chosen for s in modest(c.spec, c.kernel) for rule in OF_A_SAMPLE]
         if cuda and metafunc.config.option.nxcore_huge:
-            pairs += [
+            steps += [
                 (rule, c.on(s)) for c in chosen if c.leads for s in huge(c.spec) for rule in OF_A_SAMPLE
             ]
-        ids = [cell.name for _, cell in pairs]
     else:
         once = (*OF_A_KERNEL, *(ON_CUDA if cuda else ()))
-        pairs = [(rule, c) for rule in OF_A_TYPE for c in chosen]
-        pairs += [(rule, c) for rule in once for c in chosen if c.leads]
-        ids = [f"{rule.__name__}-{cell.name}" for rule, cell in pairs]
-    metafunc.parametrize(("rule", "cell"), pairs, ids=ids)
+        steps = [(rule, c) for rule in OF_A_TYPE for c in chosen]
+        steps += [(rule, c) for rule in once for c in chosen if c.leads]
+    cases = metafunc.config.hook.pytest_nxcore_cases(config=metafunc.config, steps=steps)
+    metafunc.parametrize("steps", list(cases.values()), ids=list(cases))
 
 
-def test_samples(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
-    """Check a kernel by a rule on one sample."""
-    _hold(rule, cell, request)
+def test_samples(steps: Sequence[tuple[Rule, Cell]], request: pytest.FixtureRequest) -> None:
+    """Check a kernel by a rule on one sample, or on several."""
+    _hold(steps, request)
 
 
-def test_rules(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
-    """Check a kernel by a rule that chooses its own sample."""
-    _hold(rule, cell, request)
+def test_rules(steps: Sequence[tuple[Rule, Cell]], request: pytest.FixtureRequest) -> None:
+    """Check a kernel by a rule that chooses its own sample, or by several."""
+    _hold(steps, request)
 
 
-def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
+def _hold(steps: Sequence[tuple[Rule, Cell]], request: pytest.FixtureRequest) -> None:
+    """Take every step; what is broken fails together, and a case without a step that ran is skipped."""
+    if len(steps) == 1:
+        _take(*steps[0], request)
+        return
+    broken, skipped = list[str](), list[str]()
+    for rule, cell in steps:
+        place = rule.__name__ + (f" (sample {cell.sample.name})" if cell.sample else "")
+        try:
+            _take(rule, cell, request)
+        except pytest.skip.Exception as error:
+            skipped.append(str(error.msg))
+        except pytest.fail.Exception as error:
+            broken.append(f"{place}: {error.msg}")
+        except FOREIGN:  # a result may be any object, and raise anything when read
+            broken.append(f"{place}:\n{traceback.format_exc()}")
+    if broken:
+        pytest.fail("\n".join(broken), pytrace=False)
+    if len(skipped) == len(steps):
+        pytest.skip("; ".join(dict.fromkeys(skipped)))
+
+
+def _take(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
+    """Check a kernel by one rule; pytest's skips and failures say how it ended."""
     found: dict[str, Any] = {
         "rule": rule.__name__,
         "op": cell.kernel.op,

@@ -18,6 +18,7 @@ import nxcore
 from nxcore.registry.discovery import discover
 from nxcore.settings import Settings
 from tests.null import fakes
+from tests.table import for_each
 
 pytestmark = pytest.mark.gpu
 
@@ -114,7 +115,7 @@ def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
 
 @two_devices
 @pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("op", sorted(fakes.SPECS))
+@for_each("op", sorted(fakes.SPECS))
 def test_two_devices_take_turns_in_one_process(op: str, backend: str) -> None:
     """Forward and backward, with the first device the current one throughout."""
     spec, session = fakes.SPECS[op], nxcore.Session()
@@ -133,7 +134,7 @@ def test_two_devices_take_turns_in_one_process(op: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("op", sorted(fakes.SPECS))
+@for_each("op", sorted(fakes.SPECS))
 def test_results_and_scratch_are_of_the_stream_of_the_call(op: str, backend: str) -> None:
     """While calls wait on another stream, the first one takes and fills all memory that it is given."""
     spec, session = fakes.SPECS[op], nxcore.Session()

@@ -8,12 +8,13 @@ import torch
 from nxcore.registry.discovery import discover
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.truth import Truth
+from tests.table import for_each
 
 SPECS = discover(strict=True).ops
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@for_each("spec", SPECS.values(), ids=SPECS)
 def test_a_device_computes_what_the_cpu_does(spec: OpSpec) -> None:
     for sample in (s for s in spec.samples if "bench" not in s.tags):
         want, got = (

@@ -17,6 +17,7 @@ from tests.hostile import backends
 from tests.hostile.backends import HOSTILE, LOOPBACK, OPS
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 GATED = [name for name, hostile in HOSTILE.items() if hostile.gate]
 
@@ -50,16 +51,16 @@ def test_the_loopback_serves(op):
     assert list(session.gate.quarantine) == []
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each("op", OPS)
+@for_each("name", HOSTILE)
 def test_its_rule_refuses_it(name, op):
     (row,) = examine(fakes.registry(HOSTILE[name].backend(op)))
     assert row.outcome == "wrong"
     assert HOSTILE[name].rule in row.rules, row.broken
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", GATED)
+@for_each("op", OPS)
+@for_each("name", GATED)
 def test_the_gate_keeps_it_from_the_user(name, op):
     hostile = HOSTILE[name]
     session = fakes.session(hostile.backend())
@@ -74,8 +75,8 @@ def test_the_gate_keeps_it_from_the_user(name, op):
     assert kept == ([("wrong", op, short(hostile.dtype))] if wrong else [])
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", sorted(set(GATED) - {"raises", "input_mutator", "cached_by_data_ptr"}))
+@for_each("op", OPS)
+@for_each("name", sorted(set(GATED) - {"raises", "input_mutator", "cached_by_data_ptr"}))
 def test_the_call_shown_is_one_that_it_gets_wrong(name, op):
     hostile = HOSTILE[name]
     args = hostile.arguments(op)

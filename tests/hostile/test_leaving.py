@@ -21,6 +21,7 @@ from nxcore.trust.state import FACTS, GENERATOR, State
 from tests.hostile.leaving import EFFECTS, ONCE, leaving
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_each_setting_has_a_kernel_that_changes_it():
     assert {name for name, fact in FACTS.items() if fact.own} == ONCE
 
 
-@pytest.mark.parametrize("name", EFFECTS)
+@for_each("name", EFFECTS)
 def test_the_gate_refuses_it_and_puts_the_setting_back(name):
     session = fakes.session(fakes.backend("hostile", kernel(EFFECTS[name])))
     before = State.now(CPU)
@@ -64,7 +65,7 @@ def test_the_gate_refuses_it_and_puts_the_setting_back(name):
     told(name, entry.reason)
 
 
-@pytest.mark.parametrize("name", EFFECTS)
+@for_each("name", EFFECTS)
 def test_the_kit_refuses_it(name):
     found = fakes.registry(fakes.backend("hostile", kernel(EFFECTS[name])))
     (row,) = examine(found, ops=["sum"])
@@ -92,7 +93,7 @@ def test_a_thread_s_own_setting_is_changed_once_and_not_again(name, by):
     assert not State.own(CPU).changed(before)
 
 
-@pytest.mark.parametrize("name", EFFECTS)
+@for_each("name", EFFECTS)
 def test_an_audited_call_refuses_what_was_right_at_the_gate(name):
     effect, turned = EFFECTS[name], []
     hostile = kernel(lambda: effect() if turned else None)

@@ -20,6 +20,7 @@ from nxcore.plugin import composed
 from tests.hostile.mutants import CONTROL, PLUGINS, edited
 from tests.hostile.mutations import ALIKE, KINDS, NONE_SUCH, NONE_SUCH_IN, NOT_IN, OPS, TORCHS, VIEWS
 from tests.null.fakes import SPECS, one_shape
+from tests.table import for_each
 
 SIMULATED = {
     "TRITON_INTERPRET": "1",
@@ -87,7 +88,7 @@ def test_every_mutation_finds_its_text(backend):
         assert edited(mutation, plugin.folder) != before
 
 
-@pytest.mark.parametrize("op", OPS)
+@for_each("op", OPS)
 @pytest.mark.parametrize("backend", PLUGINS)
 def test_every_operator_is_broken_in_every_way_that_there_is(backend, op):
     reasons = NONE_SUCH | NONE_SUCH_IN.get(backend, {})

@@ -15,6 +15,7 @@ from nxcore.trust.truth import Truth
 from tests.hostile.turning import AT_ONCE, TURNING
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +89,9 @@ def test_there_are_twelve():
     assert len(TURNING) - 1 == 12
 
 
-@pytest.mark.parametrize("op", ["add", "softmax_sum"])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", AT_ONCE)
+@for_each("op", ["add", "softmax_sum"])
+@for_each("late", [False, True])
+@for_each("name", AT_ONCE)
 def test_it_is_convicted_and_the_caller_gets_the_right_answers(name, late, op):
     """Turned right after its gate, or after its first calls, in a sample."""
     session, hostile = serving(name, op)
@@ -119,7 +120,7 @@ def test_it_is_convicted_and_the_caller_gets_the_right_answers(name, late, op):
         assert right(op, arguments(op), *called(operator, arguments(op)))
 
 
-@pytest.mark.parametrize("name", [name for name in TURNING if TURNING[name].right])
+@for_each("name", [name for name in TURNING if TURNING[name].right])
 def test_the_gate_sees_what_a_kernel_leaves_behind(name):
     hostile = TURNING[name]
     session = fakes.session(hostile.backend("add"))
@@ -132,7 +133,7 @@ def test_the_gate_sees_what_a_kernel_leaves_behind(name):
     assert hostile.reason.partition(",")[0] in entry.reason
 
 
-@pytest.mark.parametrize("name", AT_ONCE)
+@for_each("name", AT_ONCE)
 def test_a_strict_backend_raises(name):
     session, hostile = serving(name, "add")
     operator = session.op("add", backend="hostile")
@@ -145,7 +146,7 @@ def test_a_strict_backend_raises(name):
         called(operator, arguments("add"))
 
 
-@pytest.mark.parametrize("name", sorted({*AT_ONCE} - {"view_of_an_input", "wrong_past_10000"}))
+@for_each("name", sorted({*AT_ONCE} - {"view_of_an_input", "wrong_past_10000"}))
 def test_a_backward_operator_is_watched_too(name):
     session, hostile = serving(name, "entropy", "entropy_backward")
     warned = pytest.warns(KernelWarning, match="kernel of 'entropy_backward', is in quarantine")

@@ -17,6 +17,7 @@ from nxcore.nas.watch import AUDIT
 from tests.nas import darts, spaces
 from tests.nas.test_lists import FORMS, agree
 from tests.nas.test_replays import taped
+from tests.table import for_each
 
 
 class Seven(darts.MixedOp):
@@ -226,7 +227,7 @@ def test_code_with_effects_is_neither_taken_nor_called_by_a_trial():
     assert swap.left["cells.0"] == "counted does more than compute: STORE_SUBSCR"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "why"),
     [
         ("return sum(w * op(x) for w, op in zip(ws, self._ops)) * FACTOR[0]", "computes with a int"),
@@ -277,8 +278,8 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("odd", ODD)
+@for_each("autocast", [False, True])
+@for_each("odd", ODD)
 def test_odd_arguments_give_what_the_own_forward_does(odd, autocast):
     class Mixed(nn.Module):
         def __init__(self):

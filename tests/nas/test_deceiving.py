@@ -3,13 +3,13 @@
 import importlib
 import random
 
-import pytest
 import torch
 from torch import nn
 
 from nxcore import nas
 from nxcore.nn.exchange import PATCHED
 from tests.nas import deceiving
+from tests.table import for_each
 
 SHAPES = [(2, 8), (3, 7), (1, 8), (5, 8), (2, 8), (2, 5)]
 
@@ -60,7 +60,7 @@ def trained(make, patched):
     return left, swap, net
 
 
-@pytest.mark.parametrize("make", deceiving.MAKES)
+@for_each("make", deceiving.MAKES)
 def test_training_with_a_schedule_leaves_what_plain_does(make):
     wanted, _, _ = trained(make, patched=False)
     found, swap, net = trained(make, patched=True)

@@ -16,6 +16,7 @@ from nxcore.nas import (
     Temperature,
 )
 from tests.nas import darts
+from tests.table import for_each
 
 SMALL = {"C": 4, "num_classes": 3, "layers": 3, "steps": 2, "multiplier": 2}
 
@@ -73,8 +74,8 @@ def _error(got, want):
     return float((flat[0] - flat[1]).norm() / flat[1].norm())
 
 
-@pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("stride", [1, 2])
+@for_each("name", OPS)
+@for_each("stride", [1, 2])
 def test_every_operation_keeps_its_channels_and_divides_by_its_stride(name, stride):
     x = torch.randn(2, 4, 8, 8)
     assert OPS[name](4, stride, True)(x).shape == (2, 4, 8 // stride, 8 // stride)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nxcore.nas.pending import Blends, Output, Pending, pending, value_of
+from tests.table import for_each
 
 
 class Edge:
@@ -59,7 +60,7 @@ def test_a_weighted_sum_is_one_operator(form):
     assert edge.sums == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "form",
     [
         lambda w, ys: w[0] * ys[0] + 1,

@@ -18,6 +18,7 @@ from tests.nas import darts
 from tests.nas.test_network import SMALL, step
 from tests.nas.test_replays import agree, taped
 from tests.nn.parts import outcome
+from tests.table import for_each
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@for_each("name", OTHERS)
 def test_what_computes_something_else_is_not_taken(calls, name):
     plain, patched, swap = pair(OTHERS[name]())
     assert "op" not in swap.replaced

@@ -38,12 +38,14 @@ class Noting:
 
 
 @pytest.fixture
-def noting(monkeypatch):
+def noting(monkeypatch, cuda):
     found = Noting()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: found)
-    monkeypatch.setattr(torch.cuda, "Event", found.event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.no_grad())
+    cuda(
+        Stream=lambda device: found,
+        Event=found.event,
+        current_stream=lambda device: found,
+        stream=lambda stream: torch.no_grad(),
+    )
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: found.seen.append("recorded"))
     # A copy, as to another device.

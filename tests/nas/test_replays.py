@@ -317,12 +317,12 @@ def test_a_compiler_sees_a_patched_cell_as_it_is():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "whole", {}, {"checkpoint": True}])
-def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(ours, own, monkeypatch):
+def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(ours, own, monkeypatch, cuda_answers):
     tape = Tape()
     switch(monkeypatch, whole, on=own == "whole")
     monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
     monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    cuda_answers(is_current_stream_capturing=lambda: False)
     plain, net = networks()
     if isinstance(own, dict):
         net = nas.SearchNetwork(**SMALL, **own).double()

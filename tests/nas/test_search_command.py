@@ -15,6 +15,7 @@ from nxcore.cli import app, epochs
 from nxcore.errors import InvalidInputError
 from nxcore.nas import Genotype, Trainer, picture
 from tests.nas.test_trainer import LEAST, images, same, without_time
+from tests.table import for_each
 
 GENOTYPE = Genotype(
     (("sep_conv_3x3", 1), ("skip_connect", 0), ("dil_conv_5x5", 2), ("max_pool_3x3", 0)),
@@ -123,7 +124,7 @@ def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, monkeypat
     assert {name for name, _ in genotype["normal"] + genotype["reduce"]} <= {*names}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
         (("--preset", "tinny"), "preset must be one of tiny, got 'tinny'; did you mean 'tiny'"),

@@ -13,6 +13,7 @@ from nxcore import nas
 from nxcore.graphs.structure import structure
 from nxcore.nas import mixture
 from tests.nas import darts
+from tests.table import for_each
 
 
 def mixed(stride=1, channels=4):
@@ -46,7 +47,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@for_each("change", CHANGES)
 def test_two_modules_have_one_structure_until_one_of_them_changes(change):
     one, other = mixed(), mixed()
     assert structure(one) == structure(other) is not None

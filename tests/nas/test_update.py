@@ -19,15 +19,14 @@ DEVICES = ["cpu", "taped", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture
-def device(request, monkeypatch):
+def device(request, monkeypatch, cuda_answers):
     """The device of the weights; ``taped`` is a CPU on which operators run again, as of a CUDA graph."""
     if request.param != "taped":
         return request.param
     tape = Tape()
     monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
     monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    cuda_answers(is_current_stream_capturing=lambda: False, empty_cache=lambda: None)
     return "cpu"
 
 

@@ -20,6 +20,7 @@ from nxcore.nas.mixed import PART
 from tests.nas import darts
 from tests.nas.switches import switch
 from tests.nas.test_replays import agree, taped
+from tests.table import for_each
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
 
@@ -268,7 +269,7 @@ class Within(darts.Network):
         self.stem.append(Drops())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "why"),
     [
         (Random, "forward reads random, a module"),

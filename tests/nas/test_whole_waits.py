@@ -257,10 +257,10 @@ def raises(error):
     raise error
 
 
-def test_there_must_be_room_for_another_pool(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 << 30)
+def test_there_must_be_room_for_another_pool(cuda_answers):
+    cuda_answers(memory_reserved=lambda device: 10 << 30)
     for free, roomy in ((19, False), (20, True)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free << 30, 80 << 30))
+        cuda_answers(mem_get_info=lambda device, free=free: (free << 30, 80 << 30))
         assert interim.roomy(torch.device("cuda")) is roomy
     assert interim.roomy(torch.device("cpu"))
 

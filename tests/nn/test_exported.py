@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import nxcore
+from tests.table import for_each
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::torch.jit.TracerWarning",
@@ -52,7 +53,7 @@ TOOLS = {
 }
 
 
-@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+@for_each("tool", TOOLS.values(), ids=TOOLS)
 def test_the_result_computes_what_the_plain_model_does(models, tool):
     model, plain = models
     torch.testing.assert_close(tool(model)(X), plain(X))

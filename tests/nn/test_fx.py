@@ -12,6 +12,7 @@ from torch import fx, nn
 import nxcore
 from nxcore.nn import served
 from nxcore.nn.exchange import AWAKE, RESTING
+from tests.table import for_each
 
 
 class Net(nn.Module):
@@ -76,7 +77,7 @@ def test_the_traced_model_computes_the_same_with_the_same_modules():
     torch.testing.assert_close(copy.deepcopy(graph)(x), model(x))
 
 
-@pytest.mark.parametrize("cls", RESTING, ids=lambda cls: cls.__name__)
+@for_each("cls", RESTING, ids=lambda cls: cls.__name__)
 def test_only_an_instance_says_that_it_is_torchs(cls):
     sibling = RESTING[cls]
     assert cls.__module__.startswith("nxcore.nn.")

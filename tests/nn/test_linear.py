@@ -23,6 +23,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
 from tests.null import fakes
+from tests.table import for_each
 
 ON_CPU = "on a CPU torch computes products by its own library"
 X = torch.randn(5, 4)
@@ -95,7 +96,7 @@ LEFT = {
 
 
 @pytest.mark.usefixtures("anywhere")
-@pytest.mark.parametrize("what", LEFT)
+@for_each("what", LEFT)
 def test_what_is_left_is_left_with_the_reason(what: str) -> None:
     make, why = LEFT[what]
     layer = make()
@@ -147,7 +148,7 @@ def test_hooks_tied_weights_and_files_stay(ran: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("anywhere")
-@pytest.mark.parametrize("mode", ["plain", "grad", "autocast", "half input"])
+@for_each("mode", ["plain", "grad", "autocast", "half input"])
 def test_where_torch_serves_it_rests_and_a_call_is_torchs_alone(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +283,7 @@ PAYS: dict[str, tuple[bool, Known, str]] = {
 
 
 @pytest.mark.usefixtures("anywhere", "ran")
-@pytest.mark.parametrize("what", PAYS)
+@for_each("what", PAYS)
 def test_it_rests_where_the_gain_is_less_than_what_it_costs(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from nxcore.nn.exchange import kind
 from nxcore.nn.lookups import FIRST, PREPARED
 from nxcore.nn.swap import OURS
 from tests.nn.programs import MAKE
+from tests.table import for_each
 
 X = torch.linspace(-2, 2, 2 * 4 * 8 * 8).view(2, 4, 8, 8)
 
@@ -30,7 +31,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4), nn.MaxPool2d(2)).eval()
 
 
-@pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.__name__)
+@for_each("cls", OURS, ids=lambda cls: cls.__name__)
 def test_who_asks_for_the_class_of_a_module_finds_torchs(cls: type[nn.Module]) -> None:
     ours = getattr(nxcore.nn, cls.__name__)
     module = made(cls)

@@ -13,6 +13,7 @@ from torch import nn
 import nxcore
 from nxcore.nn import activations
 from tests.nn.conftest import ACTIVATED
+from tests.table import for_each
 
 MAKE = {
     "max_pool": lambda of: of.MaxPool2d(3, stride=2, padding=1),
@@ -64,14 +65,14 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations, "FEWEST", 0)
 
 
-@pytest.mark.parametrize("name", OURS)
+@for_each("name", OURS)
 def test_a_module_is_torchs_with_its_constructor(name: str) -> None:
     ours, torchs = getattr(nxcore.nn, name), getattr(nn, name)
     assert issubclass(ours, torchs)
     assert inspect.signature(ours) == inspect.signature(torchs)
 
 
-@pytest.mark.parametrize("name", MAKE)
+@for_each("name", MAKE)
 def test_a_module_answers_as_torchs(name: str, ran: list[str], device: torch.device) -> None:
     torch.manual_seed(0)
     torchs, ours = MAKE[name](nn).to(device), MAKE[name](nxcore.nn).to(device)
@@ -131,7 +132,7 @@ def test_statistics_change_unseen_by_an_earlier_call_that_torch_served(
     torch.testing.assert_close(ours.weight.grad, torchs.weight.grad)
 
 
-@pytest.mark.parametrize("name", ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "SiLU"])
+@for_each("name", ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "SiLU"])
 def test_an_activation_in_place_is_torchs(name: str, ran: list[str]) -> None:
     torchs, x = getattr(nn, name)(inplace=True), torch.randn(2, 3)
     ours, want = getattr(nxcore.nn, name)(inplace=True), torchs(x.clone())
@@ -190,7 +191,7 @@ def test_the_reason_says_what_torch_serves() -> None:
     assert nxcore.nn.AdaptiveAvgPool2d(2).reason == "not global: output_size must be 1, got 2"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("module", "x"),
     [
         (nxcore.nn.MaxPool2d(2), torch.zeros(3, 4)),
@@ -256,7 +257,7 @@ def test_a_blend_of_candidates_learns(ran: list[str], device: torch.device) -> N
     assert set(ran) == {"softmax_sum", "softmax_sum_backward"}
 
 
-@pytest.mark.parametrize("name", ["max_pool", "avg_pool", "conv_bias", *ACTIVATED])
+@for_each("name", ["max_pool", "avg_pool", "conv_bias", *ACTIVATED])
 def test_a_module_is_copied_pickled_and_loaded(name: str, ran: list[str]) -> None:
     ours = MAKE[name](nxcore.nn)
     x = torch.randn(1, 4, 9, 9)
@@ -287,7 +288,7 @@ def test_activations_compile_into_one_graph() -> None:
     torch.testing.assert_close(compiled(x), modules(x))
 
 
-@pytest.mark.parametrize("name", ACTIVATED)
+@for_each("name", ACTIVATED)
 def test_an_activation_asks_for_no_attribute_that_torch_must_look_for(
     name: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

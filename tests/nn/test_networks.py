@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import nxcore
 from tests.nn.networks import NETWORKS
+from tests.table import for_each
 
 DEPTHWISE = {"depthwise_conv2d", "depthwise_conv2d_backward"}
 MAX = {"max_pool2d_with_offsets", "max_pool2d_backward"}
@@ -55,8 +56,8 @@ def compare(name: str, device: torch.device, *, train: bool) -> None:
         assert wrong <= 2 * allowed + 1e-5 * truth.double().norm(), key
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", NETWORKS)
+@for_each("train", [True, False], ids=["train", "eval"])
+@for_each("name", NETWORKS)
 def test_an_accelerated_network_is_as_near_to_the_truth_as_the_plain_one(
     name: str, train: bool, device: torch.device, ran: list[str]
 ) -> None:
@@ -78,7 +79,7 @@ def test_a_module_on_a_kernel_of_a_plugin() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-@pytest.mark.parametrize("name", NETWORKS)
+@for_each("name", NETWORKS)
 def test_on_cuda(name: str, backend: str, device: torch.device) -> None:
     with nxcore.use(backend):
         compare(name, device, train=True)

@@ -18,6 +18,7 @@ from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import Truth, agreement
 from tests.null import fakes
+from tests.table import for_each
 
 ACTIVATIONS: list[nn.Module] = [
     nn.ReLU(),
@@ -70,7 +71,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@for_each("activation", ACTIVATIONS, ids=str)
 def test_one_operator_computes_both(activation: nn.Module, ran: list[str], device: torch.device) -> None:
     theirs = chain(activation).to(device)
     own = copy.deepcopy(theirs)
@@ -82,7 +83,7 @@ def test_one_operator_computes_both(activation: nn.Module, ran: list[str], devic
     assert ran[0].startswith("normed_")
 
 
-@pytest.mark.parametrize("cls", [c for c in normed.ACTIVATIONS if c.__module__.startswith("nxcore")])
+@for_each("cls", [c for c in normed.ACTIVATIONS if c.__module__.startswith("nxcore")])
 def test_an_activation_of_ours_follows_a_norm_too(cls: type[nn.Module], ran: list[str]) -> None:
     own = chain(cls())
     assert nxcore.accelerate(own, watch=False).replaced[""] == "Sequential"
@@ -100,7 +101,7 @@ LEFT: dict[str, Callable[[], nn.Sequential]] = {
 }
 
 
-@pytest.mark.parametrize("case", LEFT)
+@for_each("case", LEFT)
 def test_torch_computes_other_chains(case: str, ran: list[str]) -> None:
     theirs = LEFT[case]()
     own = copy.deepcopy(theirs)

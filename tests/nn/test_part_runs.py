@@ -16,6 +16,7 @@ from nxcore.graphs.part import SETTLED
 from nxcore.nn import Part
 from tests.nn.parts import Pair, blended, layers
 from tests.nn.tape import Tape
+from tests.table import for_each
 
 pytestmark = pytest.mark.usefixtures("decided")
 
@@ -41,7 +42,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@for_each("what", CHANGES)
 def test_a_module_that_has_changed_is_run(pair, what):
     kept = [copy.copy(m) for m in pair.module.modules()]  # so that nothing lies in its place
     for module in (pair.plain, pair.module):
@@ -131,7 +132,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@for_each("what", REFUSED)
 def test_what_no_graph_can_stand_for_is_run_for_good_and_says_why(what):
     make, why = REFUSED[what]
     module, tape = make(), Tape()

@@ -128,8 +128,8 @@ def test_no_hook_on_a_gradient_runs(session):
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_only_the_devices_of_the_model_have_their_random_numbers_restored(session, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_only_the_devices_of_the_model_have_their_random_numbers_restored(session, monkeypatch, cuda_answers):
+    cuda_answers(device_count=lambda: 2)
     monkeypatch.setattr(torch.random, "_fork_rng_warned_already", False)
     prepared(session, model(), (torch.randn(2, 3, 8, 26),))  # torch warns where none is named
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from tests.nn.tape import part
 from tests.nn.traced import CALLS, Config, Net, agree, reads, replayed, two
+from tests.table import for_each
 
 pytestmark = pytest.mark.usefixtures("tape", "unclear")
 
@@ -150,7 +151,7 @@ PLANTS = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@for_each("plant", PLANTS)
 def test_a_change_outside_of_the_model_is_seen(tape, plant, monkeypatch):
     use, change = PLANTS[plant]
     ours, plain = two(use)
@@ -244,7 +245,7 @@ class Doubled(nn.Linear):
 CHANGES = [hook, hook_before, own_hook, rate, momentum, weight, data, layer, replaced, frozen, evaluated]
 
 
-@pytest.mark.parametrize("change", [*CHANGES, own, listed, tabled, configured, other_class])
+@for_each("change", [*CHANGES, own, listed, tabled, configured, other_class])
 def test_a_change_of_the_model_is_seen(tape, change):
     ours, plain = replayed(tape, reads)
     for net in (ours, plain):

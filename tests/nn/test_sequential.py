@@ -17,6 +17,7 @@ from nxcore import nn as ours
 from nxcore.nn import activations
 from nxcore.nn.exchange import AWAKE, kind
 from nxcore.nn.served import look
+from tests.table import for_each
 
 BLOCK, CONVOLUTION = "sep_conv2d_batch_norm", "sep_conv2d"
 
@@ -104,7 +105,7 @@ OTHERS: dict[str, Callable[[], list[nn.Module]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@for_each("name", OTHERS)
 def test_what_is_something_else_runs_layer_by_layer(name: str, device: torch.device, ran: list[str]) -> None:
     theirs, own = served(OTHERS[name]())
     assert not own.concerns(own)

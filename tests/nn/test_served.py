@@ -21,6 +21,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.conftest import OPERATORS
 from tests.null import fakes
+from tests.table import for_each
 
 
 def depthwise(**changed: Any) -> nn.Conv2d:
@@ -76,8 +77,8 @@ def call(module: nn.Module, times: int, x: torch.Tensor | None = None) -> Any:
 
 
 @pytest.mark.usefixtures("torchs")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MAKE)
+@for_each("mode", MODES)
+@for_each("name", MAKE)
 def test_where_torch_serves_for_good_a_call_is_torchs_alone(
     name: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +109,7 @@ def test_where_torch_serves_for_good_a_call_is_torchs_alone(
     own(x)
 
 
-@pytest.mark.parametrize("name", MAKE)
+@for_each("name", MAKE)
 def test_what_a_kernel_serves_does_not_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_by(fakes.session(fakes.backend()), monkeypatch, "fake")
     module = MAKE[name]()
@@ -187,7 +188,7 @@ WAKES: dict[str, Callable[[nn.Module, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", WAKES)
+@for_each("what", WAKES)
 def test_it_is_looked_at_again_when_its_decision_may_not_hold(
     what: str, resting: nn.Module, torchs: Session
 ) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.nn import exchange, modules, sequential, steps
 from nxcore.nn.swap import OURS, TORCHS
 from nxcore.offline import gains
@@ -65,10 +64,10 @@ def held(found: nxcore.offline.status.Status, model: nn.Module) -> None:
 
 
 @pytest.fixture
-def torchs(monkeypatch):
+def torchs(monkeypatch, as_default):
     """A session without any kernel but torch's."""
     found = fakes.session()
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     for name in OPERATORS:
         monkeypatch.setattr(modules, f"_{name}", found.op(name))
     for name, op in (("_block", "sep_conv2d_batch_norm"), ("_sep_conv2d", "sep_conv2d")):

@@ -11,7 +11,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.interop import native
@@ -22,12 +21,12 @@ from tests.null import fakes
 
 
 @pytest.fixture
-def session(monkeypatch):
+def session(monkeypatch, as_default):
     """A session in which ``fake`` is ten times as fast as torch at depthwise convolutions."""
     clock = fakes.Clock()
     times = {"torch": 1000.0, "fake": 100.0}
     found = fakes.scripted(clock, monkeypatch, "depthwise_conv2d", times)
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     for name in ("add", "avg_pool2d", "batch_norm", "depthwise_conv2d"):
         monkeypatch.setattr(modules, f"_{name}", found.op(name))
     return found

@@ -16,6 +16,7 @@ import nxcore
 import nxcore.nas
 from nxcore.nn.activations import NOT_WON
 from nxcore.nn.exchange import kind
+from tests.table import for_each
 
 
 class Subclass(nn.MaxPool2d):
@@ -187,7 +188,7 @@ def test_reasons_that_differ_in_numbers_alone_are_one_line() -> None:
     assert "in_channels 3 and out_channels 8" in swap.left["0"]
 
 
-@pytest.mark.parametrize("take", [nxcore.accelerate, nxcore.restore, nxcore.nas.patch, nxcore.nas.unpatch])
+@for_each("take", [nxcore.accelerate, nxcore.restore, nxcore.nas.patch, nxcore.nas.unpatch])
 def test_what_is_no_module_is_refused(take: Callable[[Any], object]) -> None:
     with pytest.raises(nxcore.errors.InvalidInputError, match=r"model must be a torch\.nn\.Module, got 3,"):
         take(3)

@@ -371,7 +371,7 @@ def test_a_capture_outlives_a_block(make: Make) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_nothing_waits_for_the_device(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_nothing_waits_for_the_device(session: Session, monkeypatch: Any, cuda_answers: Any) -> None:
     def slow(self: Any, x: torch.Tensor) -> torch.Tensor:
         torch.cuda._sleep(2_000_000)
         return nn.MaxPool2d.forward(self, x)
@@ -385,7 +385,7 @@ def test_on_a_gpu_nothing_waits_for_the_device(session: Session, monkeypatch: py
     nxcore.accelerate(model)
     x = X.cuda()
     train(model, 3, x)
-    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    cuda_answers(synchronize=refuse)
     monkeypatch.setattr(torch.cuda.Event, "synchronize", refuse)
     began = time.monotonic()
     while time.monotonic() - began < 60 and not over(model)._modes[True, False].over:

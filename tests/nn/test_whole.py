@@ -20,6 +20,7 @@ from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.served import rest
 from nxcore.session import default
 from tests.nn.tape import MET, part
+from tests.table import for_each
 
 pytestmark = pytest.mark.usefixtures("tape")
 
@@ -151,7 +152,7 @@ def moved(net):
 CHANGES = [hook, rate, own_rate, momentum, weight, layer, method, frozen, partly_in_evaluation, moved]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@for_each("change", CHANGES)
 def test_a_changed_model_runs_with_the_numbers_of_a_plain_one(change):
     plain, ours = captured()
     for net in (plain, ours):

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.nn import exchange, modules, renewal, whole
 from nxcore.spec.tally import tally
 from tests.nn.tape import MET, Tape
@@ -20,11 +19,11 @@ SHAPE = (2, 4, 4, 4)
 
 
 @pytest.fixture
-def survey(monkeypatch):
+def survey(monkeypatch, as_default):
     """What stands in for the survey of a session in which ``fake`` is faster than torch."""
     times = {"torch": 1000.0, "fake": 100.0}
     found = fakes.scripted(fakes.Clock(), monkeypatch, "depthwise_conv2d", times)
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     for name in ("add", "avg_pool2d", "batch_norm", "depthwise_conv2d"):
         monkeypatch.setattr(modules, f"_{name}", found.op(name))
     tape = Tape()

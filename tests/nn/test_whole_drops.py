@@ -18,7 +18,7 @@ def net():
 
 
 @pytest.fixture
-def model(monkeypatch):
+def model(monkeypatch, cuda_answers):
     """An accelerated model, what records it, its captures, and how often memory was returned."""
     tape, captures, returned = Tape(), [], []
 
@@ -32,9 +32,7 @@ def model(monkeypatch):
     monkeypatch.setattr(whole, "kept", lambda _: next(kept))
     monkeypatch.setattr(whole, "available", lambda: True)
     monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
-    monkeypatch.setattr(
-        torch.cuda, "empty_cache", lambda: returned.append([capture() for capture in captures])
-    )
+    cuda_answers(empty_cache=lambda: returned.append([capture() for capture in captures]))
     torch.manual_seed(0)
     made = net()
     plain = copy.deepcopy(made)

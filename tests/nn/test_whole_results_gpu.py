@@ -10,6 +10,7 @@ from nxcore.nn.renewal import faster
 from nxcore.nn.whole import ModelWhole
 from tests.nn.tape import MET, part
 from tests.nn.test_whole_results import HOWS, Net, agree, first, tensors
+from tests.table import for_each
 
 pytestmark = pytest.mark.gpu
 
@@ -28,8 +29,8 @@ def two(how):
     return plain, ours
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("half", [False, True])
+@for_each("how", HOWS)
+@for_each("half", [False, True])
 def test_a_structure_of_tensors_is_replayed(how, half):
     with nxcore.policy("estimate"), torch.autocast("cuda", torch.bfloat16, enabled=half):
         plain, ours = two(how)

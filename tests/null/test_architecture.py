@@ -18,6 +18,7 @@ import nxcore.ops
 from nxcore.registry import hookspecs
 from tests import fresh
 from tests.null import fakes
+from tests.table import for_each
 
 ROOT = Path(__file__).parents[2]
 TOOLKITS = {"triton", "numba", "cupy", "jax", "llvmlite", "numba_cuda"}
@@ -81,7 +82,7 @@ def test_an_unknown_attribute_is_an_attribute_error():
         nxcore.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("name", sorted(set(nxcore.__all__) - {"__version__"}))
+@for_each("name", sorted(set(nxcore.__all__) - {"__version__"}))
 def test_an_export_is_documented(name):
     assert (inspect.getdoc(getattr(nxcore, name)) or "").strip()
 
@@ -152,7 +153,7 @@ def test_the_cores_extras_pin_the_plugins():
         assert core["optional-dependencies"][name] == [f"nxcore-{name}~={core['version']}"]
 
 
-@pytest.mark.parametrize("name", OPS)
+@for_each("name", OPS)
 def test_an_operator_is_one_file_of_its_name(name):
     module = sys.modules[f"nxcore.ops.{name}"]
     spec = module.SPEC
@@ -161,7 +162,7 @@ def test_an_operator_is_one_file_of_its_name(name):
     assert spec is fakes.SPECS[name]
 
 
-@pytest.mark.parametrize("name", sorted(fakes.SPECS))
+@for_each("name", sorted(fakes.SPECS))
 def test_an_operator_has_samples_error_cases_and_a_documented_reference(name):
     spec = fakes.SPECS[name]
     assert spec.tagged("smoke")
@@ -178,7 +179,7 @@ def test_an_operator_has_samples_error_cases_and_a_documented_reference(name):
     assert all(re.search(rf"\b{p.name}\b", documented) for p in spec.params)
 
 
-@pytest.mark.parametrize("name", fakes.DIFFERENTIABLE)
+@for_each("name", fakes.DIFFERENTIABLE)
 def test_a_gradient_is_an_operator_of_its_own(name):
     assert fakes.SPECS[name].gradient.op in fakes.SPECS
     assert set(fakes.SPECS[name].gradient.saves) <= {p.name for p in fakes.SPECS[name].params}
@@ -225,7 +226,7 @@ def undocumented(tree: ast.Module) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+@for_each("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_everything_public_is_documented(path):
     text = path.read_text(encoding="utf-8")
     assert undocumented(ast.parse(text)) == []

@@ -208,11 +208,11 @@ def test_each_rank_tunes_on_a_gpu_of_its_own(tmp_path):
 
 
 @pytest.fixture
-def two(monkeypatch):
+def two(monkeypatch, cuda_answers):
     """Two CUDA devices, as facts alone; the first is the current one."""
     facts = [device.Device("cuda", name, "9.0", 132, 1, 1) for name in ("first", "second")]
     monkeypatch.setattr(device, "_cuda", lambda index: facts[index])
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    cuda_answers(current_device=lambda: 0)
     monkeypatch.setattr(fingerprint, "_driver", lambda: 13000)
 
 
@@ -244,7 +244,7 @@ def test_a_verdict_is_of_the_device_of_the_tensors(two):
     assert names == ["first", "second"]
 
 
-def test_a_race_is_run_on_the_device_of_the_tensors(monkeypatch):
+def test_a_race_is_run_on_the_device_of_the_tensors(cuda_answers):
     """Events and streams are the current device's: on another one they would see nothing of the work."""
     entered = []
 
@@ -258,7 +258,7 @@ def test_a_race_is_run_on_the_device_of_the_tensors(monkeypatch):
         def __exit__(self, *why):
             pytest.fail("nothing was entered")
 
-    monkeypatch.setattr(torch.cuda, "device", Entered)
+    cuda_answers(device=Entered)
     with pytest.raises(StopIteration):
         race.race({"a": lambda: None}, torch.device("cuda", 1))
     assert entered == [torch.device("cuda", 1)]

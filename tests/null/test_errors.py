@@ -8,6 +8,7 @@ import torch
 import nxcore
 from nxcore import errors
 from nxcore.errors import NxcoreError, UnknownOperatorError, nearest, one_of
+from tests.table import for_each
 
 TREE = {
     errors.InvalidInputError: (NxcoreError, ValueError),
@@ -29,7 +30,7 @@ def test_the_tree_holds_every_error_of_the_module():
     assert found == {NxcoreError, *TREE}
 
 
-@pytest.mark.parametrize("error", TREE, ids=lambda e: e.__name__)
+@for_each("error", TREE, ids=lambda e: e.__name__)
 def test_an_error_has_its_parents_and_stands_in_the_drawing(error):
     assert error.__bases__ == TREE[error]
     drawn = next(line for line in errors.__doc__.splitlines() if error.__name__ in line)

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.table import for_each
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "nxcore"
@@ -136,7 +136,7 @@ def test_an_import_by_name_is_known():
     assert all(BY_NAME.values())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("code", "wanted"),
     [
         ("def f():\n    from nxcore import session", {"nxcore.session"}),
@@ -179,9 +179,7 @@ def folders() -> list[tuple[str, list[list[str]], str]]:
     return [*outer, ("choose/learn", CONTRACTS["nxcore.choose"], "choose.")]
 
 
-@pytest.mark.parametrize(
-    ("folder", "layers", "prefix"), folders(), ids=lambda v: v if isinstance(v, str) else ""
-)
+@for_each(("folder", "layers", "prefix"), folders(), ids=lambda v: v if isinstance(v, str) else "")
 def test_a_folder_says_in_one_line_what_it_may_import(folder, layers, prefix):
     line = (ast.get_docstring(parsed(CORE / folder / "__init__.py")) or "").split("\n")[0]
     at = next(i for i, row in enumerate(layers) if folder.rpartition("/")[2] in row)
@@ -219,7 +217,7 @@ MORE = {
 """Modules of plugins that import more than ``nxcore.plugin``: why."""
 
 
-@pytest.mark.parametrize("path", PLUGINS, ids=lambda p: f"{p.parent.name}/{p.stem}")
+@for_each("path", PLUGINS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_a_plugin_imports_nxcore_plugin_alone(path):
     name = path.relative_to(ROOT).as_posix().partition("/src/")[2]
     more = set(named(parsed(path))) - {"nxcore.plugin"}
@@ -231,7 +229,7 @@ def test_there_are_plugins_to_look_at():
     assert set(MORE) <= {p.relative_to(ROOT).as_posix().partition("/src/")[2] for p in PLUGINS}
 
 
-@pytest.mark.parametrize("path", OPERATORS, ids=lambda p: p.stem)
+@for_each("path", OPERATORS, ids=lambda p: p.stem)
 def test_an_operator_imports_what_a_plugin_could(path):
     more = {m for m in named(parsed(path)) if not m.startswith("nxcore.ops")}
     assert more == {"nxcore.plugin"}

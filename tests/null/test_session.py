@@ -25,6 +25,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.kernel import no, simulated
 from tests.null import fakes
+from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 
@@ -176,9 +177,9 @@ def test_a_blind_smoke_sample_costs_the_kernel_and_not_the_caller():
     )
 
 
-def test_a_simulated_kernel_is_verified_and_never_raced(monkeypatch):
+def test_a_simulated_kernel_is_verified_and_never_raced(raced_by):
     raced = []
-    monkeypatch.setattr(racing, "race", lambda calls, *args, **how: raced.append(calls))
+    raced_by(lambda calls, *args, **how: raced.append(calls))
     session = one(probe=lambda: simulated("interpreter"))
     found = session.explain("add", X, X)
     assert (found.decision.chosen, found.decision["fake"].simulated) == ("torch", True)
@@ -187,14 +188,14 @@ def test_a_simulated_kernel_is_verified_and_never_raced(monkeypatch):
     assert session.explain("add", X, X, backend="fake").decision.chosen == "fake"
 
 
-def test_a_time_that_can_not_be_trusted_changes_nothing(monkeypatch):
-    monkeypatch.setattr(racing, "race", fakes.raising(MeasurementError("another stream")))
+def test_a_time_that_can_not_be_trusted_changes_nothing(raced_by):
+    raced_by(fakes.raising(MeasurementError("another stream")))
     found = one().explain("add", X, X).decision
     assert (found.chosen, found.rule, found.reason) == ("torch", "reference", "not measured: another stream")
 
 
-def test_running_out_of_memory_while_measuring_changes_nothing(monkeypatch):
-    monkeypatch.setattr(racing, "race", fakes.raising(torch.OutOfMemoryError("full")))
+def test_running_out_of_memory_while_measuring_changes_nothing(raced_by):
+    raced_by(fakes.raising(torch.OutOfMemoryError("full")))
     found = one().explain("add", X, X).decision
     assert (found.chosen, found.reason) == ("torch", "not measured: out of memory")
 
@@ -219,8 +220,8 @@ def test_a_kernel_that_fails_while_it_is_measured_changes_nothing():
     [("add", (torch.zeros(0), torch.zeros(0))), ("sum_backward", (torch.ones(3), (3, 4), 1))],
     ids=["nothing_to_compute", "a_view"],
 )
-def test_nothing_is_measured_where_there_is_no_work(monkeypatch, op, args):
-    monkeypatch.setattr(racing, "race", fakes.raising(AssertionError("measured")))
+def test_nothing_is_measured_where_there_is_no_work(raced_by, op, args):
+    raced_by(fakes.raising(AssertionError("measured")))
     assert fakes.session(fakes.backend()).explain(op, *args).decision.chosen == "torch"
 
 
@@ -256,10 +257,10 @@ def test_an_explanation_of_an_unusual_call_says_why():
         session.explain("sum", X.to_sparse(), backend="fake")
 
 
-def test_explaining_and_calling_share_one_decision(monkeypatch):
+def test_explaining_and_calling_share_one_decision(raced_by):
     races = []
     race = racing.race
-    monkeypatch.setattr(racing, "race", lambda *args, **how: races.append(1) or race(*args, **how))
+    raced_by(lambda *args, **how: races.append(1) or race(*args, **how))
     session = one()
     session.explain("add", X, X)
     session.op("add")(X, X)
@@ -267,10 +268,10 @@ def test_explaining_and_calling_share_one_decision(monkeypatch):
     assert len(races) == 1
 
 
-def test_threads_that_meet_the_same_problem_measure_it_once(monkeypatch):
+def test_threads_that_meet_the_same_problem_measure_it_once(raced_by):
     races, gate = [], threading.Barrier(8)
     race = racing.race
-    monkeypatch.setattr(racing, "race", lambda *args, **how: races.append(1) or race(*args, **how))
+    raced_by(lambda *args, **how: races.append(1) or race(*args, **how))
     session = one()
 
     def call():
@@ -292,7 +293,7 @@ def test_statuses_are_the_registrys():
     }
 
 
-@pytest.mark.parametrize("text", ["", "0", "false", "False", " no ", "OFF"])
+@for_each("text", ["", "0", "false", "False", " no ", "OFF"])
 def test_these_mean_not_strict(text):
     assert not Settings.from_environment({"NXCORE_STRICT": text}).strict
 
@@ -314,7 +315,7 @@ def test_an_empty_environment_is_the_default():
     assert found.cache.name == "nxcore"
 
 
-@pytest.mark.parametrize("text", ["", "0", "off", "No"])
+@for_each("text", ["", "0", "off", "No"])
 def test_the_cache_can_be_left_out(text):
     assert Settings.from_environment({"NXCORE_CACHE": text}).cache is None
 
@@ -342,10 +343,10 @@ def test_a_session_reads_the_environment_once(monkeypatch):
     assert {s.status for n, s in session.backends().items() if n not in ("torch", "inductor")} <= {"disabled"}
 
 
-def test_a_yardstick_is_timed_and_never_serves(monkeypatch):
+def test_a_yardstick_is_timed_and_never_serves(raced_by):
     """Where torch has another operator for the same purpose, it is the one to beat."""
     clock = fakes.Clock()
-    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
+    raced_by(functools.partial(racing.race, clock=clock))
     spec = fakes.SPECS["max_pool2d_with_offsets"]
     slow = replace(
         spec,
@@ -363,7 +364,7 @@ def test_a_yardstick_is_timed_and_never_serves(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_verified_idiom_serves_and_one_that_is_wrong_does_not(monkeypatch):
+def test_a_verified_idiom_serves_and_one_that_is_wrong_does_not(monkeypatch, raced_by):
     """The gate holds torch's other ways to the reference as it holds kernels."""
     times = {"torch": 100, "torch-other": 98.5, "slow": 300}
     session = fakes.scripted(fakes.Clock(), monkeypatch, "add", times)
@@ -381,7 +382,7 @@ def test_a_verified_idiom_serves_and_one_that_is_wrong_does_not(monkeypatch):
         reference=clock.costing(100, fakes.SPECS["add"].reference),
         idioms={"other": clock.costing(50, zeros)},
     )
-    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
+    raced_by(functools.partial(racing.race, clock=clock))
     specs = [spec if s.name == "add" else s for s in fakes.SPECS.values()]
     # A call that costs nothing would be repeated 40,000 times a sample.
     timed = fakes.kernel("add", clock.costing(300, fakes.SPECS["add"].reference))

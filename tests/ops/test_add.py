@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 import nxcore
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from tests.ops.backends import operator, params
+from tests.table import for_each
 
 every_backend = pytest.mark.parametrize("backend", params())
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.bool)
 
 
-@pytest.mark.parametrize(("a", "b"), list(itertools.product(DTYPES, repeat=2)), ids=str)
+@for_each(("a", "b"), list(itertools.product(DTYPES, repeat=2)), ids=str)
 def test_promotes_as_torch(a: torch.dtype, b: torch.dtype, device: torch.device) -> None:
     x, y = torch.ones(5, 3, device=device).to(a), torch.ones(3, device=device).to(b)
     got, want = nxcore.op("add")(x, y), torch.add(x, y)

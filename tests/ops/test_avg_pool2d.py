@@ -7,13 +7,14 @@ import torch
 from torch.nn import functional
 
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 
 
 @BACKENDS
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize(
+@for_each("last", [False, True], ids=["contiguous", "channels_last"])
+@for_each(
     "window",
     [(3, 1, 1, False, False), (3, 2, 1), (2,), (3, 2, 1, True, True), (3, 2, 1, True, True, 4)],
     ids=str,

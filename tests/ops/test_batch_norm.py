@@ -7,6 +7,7 @@ import torch
 
 from nxcore.trust.truth import agreement
 from tests.null import fakes
+from tests.table import for_each
 
 SPEC = fakes.SPECS["batch_norm"]
 
@@ -56,7 +57,7 @@ def test_an_infinite_mean_stays_infinite() -> None:
     assert var.isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_torchs_own_passes_where_a_mean_is_close_to_zero(seed: int) -> None:
     """The error of such a mean is that of its terms."""
     x = torch.randn(9, 64, 1, generator=torch.Generator().manual_seed(seed))

@@ -13,6 +13,7 @@ from nxcore.trust.truth import Truth, agreement
 from tests.null import fakes
 from tests.ops.backends import operator, params, place
 from tests.ops.test_matmul import impostors
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 SPEC, BACKWARD = (nxcore.op(name).spec for name in ("conv2d", "conv2d_backward"))
@@ -42,8 +43,8 @@ def _given(device, k=3, groups=1, last=False):
 
 
 @BACKENDS
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize(
+@for_each("last", [False, True], ids=["contiguous", "channels_last"])
+@for_each(
     ("k", "window"), [(3, (1, 1)), (5, (2, 2)), (3, (1, 2, 2)), (7, (1, 3)), (3, (1, 1, 1, 2))], ids=str
 )
 def test_result_and_gradients_are_torchs(backend, device, k, window, last):
@@ -70,7 +71,7 @@ def test_one_gradient_alone(which):
 
 
 @BACKENDS
-@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: "".join("xwb"[i] for i in range(3) if mask[i]))
+@for_each("mask", MASKS, ids=lambda mask: "".join("xwb"[i] for i in range(3) if mask[i]))
 def test_gradients_that_are_not_asked_for_are_left_out(backend, device, mask):
     shapes = ((2, 6, 4, 5), (2, 4, 7, 10), (6, 2, 3, 3))
     grad, x, weight = (torch.randn(shape, device=place(backend, device)) for shape in shapes)
@@ -113,7 +114,7 @@ def test_filters_in_channels_last_leave_the_format_of_the_image():
 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda", "triton"])
-@pytest.mark.parametrize(
+@for_each(
     ("x", "weight", "reason"),
     [
         ((1, 17, 4, 4), (2, 17, 3, 3), "takes at most 16 channels of a group, got 17"),
@@ -135,7 +136,7 @@ def test_what_is_torchs_is_declined_with_its_number(backend, x, weight, reason):
 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda", "triton"])
-@pytest.mark.parametrize(("size", "stride"), [(40, 5), (40, 4), (3, 9)], ids=str)
+@for_each(("size", "stride"), [(40, 5), (40, 4), (3, 9)], ids=str)
 def test_an_images_gradient_of_a_large_stride_is_torchs(backend, size, stride):
     module = pytest.importorskip(f"nxcore_{backend}")
     (kernel,) = (k for k in module.KERNELS if k.op == "conv2d_backward")
@@ -149,8 +150,8 @@ def test_an_images_gradient_of_a_large_stride_is_torchs(backend, size, stride):
         assert bool(found) or found.reason.endswith(f"one for each phase of the stride, got {phases}")
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
-@pytest.mark.parametrize("stride", [1, 2, 3])
+@for_each("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
+@for_each("stride", [1, 2, 3])
 def test_tiles_of_the_cpu_meet_at_their_edges(shape, stride):
     numba = pytest.importorskip("nxcore_numba.conv2d", reason="Numba isn't installed")
     x, weight, bias = torch.randn(shape), torch.randn(9, shape[1], 5, 3), torch.randn(9)
@@ -160,8 +161,8 @@ def test_tiles_of_the_cpu_meet_at_their_edges(shape, stride):
     )
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
-@pytest.mark.parametrize("stride", [1, 2, 3])
+@for_each("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
+@for_each("stride", [1, 2, 3])
 def test_tiles_of_the_cpus_gradients_meet_at_their_edges(shape, stride):
     numba = pytest.importorskip("nxcore_numba.conv2d_backward", reason="Numba isn't installed")
     x, weight = torch.randn(shape), torch.randn(9, shape[1], 5, 3)

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 
@@ -18,8 +19,8 @@ def _pair(device, k=3, last=False):
 
 
 @BACKENDS
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize(("k", "window"), [(3, (1, 1)), (5, (2, 2)), (3, (1, 2, 2)), (7, (1, 3))], ids=str)
+@for_each("last", [False, True], ids=["contiguous", "channels_last"])
+@for_each(("k", "window"), [(3, (1, 1)), (5, (2, 2)), (3, (1, 2, 2)), (7, (1, 3))], ids=str)
 def test_both_gradients_are_torchs(backend, device, k, window, last):
     convolve = operator("depthwise_conv2d", backend)
     x, w = _pair(place(backend, device), k, last)
@@ -35,7 +36,7 @@ def test_both_gradients_are_torchs(backend, device, k, window, last):
 
 
 @BACKENDS
-@pytest.mark.parametrize("which", [0, 1], ids=["image", "filters"])
+@for_each("which", [0, 1], ids=["image", "filters"])
 def test_one_gradient_alone(backend, device, which):
     convolve = operator("depthwise_conv2d", backend)
     pair = _pair(place(backend, device))

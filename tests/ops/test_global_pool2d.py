@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from tests.null import fakes
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 TORCHS = {
@@ -17,8 +18,8 @@ TORCHS = {
 
 
 @BACKENDS
-@pytest.mark.parametrize("name", TORCHS)
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@for_each("name", TORCHS)
+@for_each("last", [False, True], ids=["contiguous", "channels_last"])
 def test_results_and_gradients_are_torchs(backend, device, name, last):
     x = torch.randn(2, 12, 5, 7, device=place(backend, device))
     x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -41,8 +42,8 @@ def test_the_gradient_of_a_mean_moves_no_byte():
 
 
 @BACKENDS
-@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns_apart"])
-@pytest.mark.parametrize("last", [False, True], ids=["planes", "channels_last"])
+@for_each("turned", [False, True], ids=["rows", "columns_apart"])
+@for_each("last", [False, True], ids=["planes", "channels_last"])
 def test_the_first_of_equals_and_the_last_nan(backend, device, last, turned):
     x = torch.full((1, 4, 7, 45), -torch.inf)  # more than a warp's, and an odd number
     x[0, 1, 2, 40] = x[0, 1, 3, 1] = x[0, 1, 5, 33] = 1.5

@@ -12,6 +12,7 @@ from nxcore.spec import precision as classes
 from nxcore.trust.truth import Truth, agreement
 from tests.null import fakes
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 SPEC = nxcore.op("matmul").spec
@@ -42,8 +43,8 @@ def of(shape, device, layout="plain"):
 
 
 @BACKENDS
-@pytest.mark.parametrize("layout", ["plain", "turned", "gaps", "offset"])
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@for_each("layout", ["plain", "turned", "gaps", "offset"])
+@for_each("shapes", SHAPES, ids=str)
 def test_shapes_and_layouts_are_torchs(backend, device, shapes, layout):
     a, b = (of(shape, place(backend, device), layout) for shape in shapes)
     got, want = operator("matmul", backend)(a, b), torch.matmul(a, b)
@@ -51,7 +52,7 @@ def test_shapes_and_layouts_are_torchs(backend, device, shapes, layout):
 
 
 @BACKENDS
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@for_each("shapes", SHAPES, ids=str)
 def test_gradients_are_torchs(backend, device, shapes):
     ours = [of(shape, place(backend, device)).requires_grad_() for shape in shapes]
     theirs = [t.detach().clone().requires_grad_() for t in ours]
@@ -170,7 +171,7 @@ def test_a_row_of_24_bits_that_cancels_is_exact(backend, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-@pytest.mark.parametrize("n", [512, 1000, 1025, 2048])
+@for_each("n", [512, 1000, 1025, 2048])
 def test_errors_are_those_of_cublas(backend, n):
     a, b = (torch.rand(n, n, device="cuda") - 0.5 for _ in range(2))
     truth, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
@@ -299,7 +300,7 @@ def test_other_dtypes_have_no_class(restored):
 
 
 @BACKENDS
-@pytest.mark.parametrize("shapes", [((70, 90), (90, 50)), ((3, 9, 20), (20, 8)), ((6,), (6, 4))], ids=str)
+@for_each("shapes", [((70, 90), (90, 50)), ((3, 9, 20), (20, 8)), ((6,), (6, 4))], ids=str)
 def test_split_factors_have_the_error_of_float32_on_ordinary_numbers(backend, device, shapes):
     a, b = (torch.randn(s, device=place(backend, device)) for s in shapes)
     got = operator("matmul", backend)(a, b, precision="fp32x")

@@ -13,12 +13,13 @@ from nxcore.nn.served import AFTER
 from nxcore.ops.max_pool2d_backward import SPEC, indices
 from nxcore.spec.window import Window
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 
 
 @BACKENDS
-@pytest.mark.parametrize("window", [(3, 1, 1), (3, 2, 1), (2,), (3, 2, 0, 2), (5, 3, 2, 1, True)], ids=str)
+@for_each("window", [(3, 1, 1), (3, 2, 1), (2,), (3, 2, 0, 2), (5, 3, 2, 1, True)], ids=str)
 def test_the_gradient_is_torchs(backend, device, window):
     pool = operator("max_pool2d", backend)
     x = torch.randn(2, 3, 9, 11, device=place(backend, device))
@@ -121,7 +122,7 @@ def test_windows_off_the_image_are_foretold():
 
 @BACKENDS
 @LAID_OUT
-@pytest.mark.parametrize(("shape", "window"), OFF_THE_IMAGE, ids=str)
+@for_each(("shape", "window"), OFF_THE_IMAGE, ids=str)
 def test_windows_off_the_image_have_no_gradient(backend, device, shape, window, form):
     x = torch.randn(shape, device=place(backend, device)).contiguous(memory_format=form).requires_grad_()
     out = operator("max_pool2d", backend)(x, *window)

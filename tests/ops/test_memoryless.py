@@ -11,6 +11,7 @@ from torch import Tensor
 import nxcore
 from nxcore.errors import UnsupportedProblemError
 from tests.ops.backends import operator, params
+from tests.table import for_each
 
 SHAPE = (16, 32)
 
@@ -33,7 +34,7 @@ def escaped(transform: Callable[..., Callable[..., object]]) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", params())
-@pytest.mark.parametrize("given", ["x", "y", "both"])
+@for_each("given", ["x", "y", "both"])
 def test_zeros_without_memory_are_served_by_the_reference(
     backend: str | None, given: str, device: torch.device
 ) -> None:

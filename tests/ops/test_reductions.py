@@ -8,6 +8,7 @@ import torch
 import nxcore
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 ELEMENTS = ("amax", "amin")
@@ -34,8 +35,8 @@ def odd_rows() -> torch.Tensor:
 
 
 @BACKENDS
-@pytest.mark.parametrize("step", [1, 2], ids=["neighbours", "gaps"])
-@pytest.mark.parametrize("name", ELEMENTS)
+@for_each("step", [1, 2], ids=["neighbours", "gaps"])
+@for_each("name", ELEMENTS)
 def test_a_run_whose_sum_is_nan_has_an_extremum(backend, device, name, step):
     """Both infinities, sums that overflow both ways, and a NaN among them."""
     x = torch.zeros(6, 300 * step)
@@ -52,8 +53,8 @@ def test_a_run_whose_sum_is_nan_has_an_extremum(backend, device, name, step):
 
 
 @BACKENDS
-@pytest.mark.parametrize("inner", [True, False], ids=["rows", "columns"])
-@pytest.mark.parametrize("name", INDEXED)
+@for_each("inner", [True, False], ids=["rows", "columns"])
+@for_each("name", INDEXED)
 def test_the_first_of_equals_counts_and_the_first_nan(backend, device, name, inner):
     x = odd_rows().to(place(backend, device))
     x, dim = (x, 1) if inner else (x.t().contiguous(), 0)
@@ -64,7 +65,7 @@ def test_the_first_of_equals_counts_and_the_first_nan(backend, device, name, inn
 
 
 @BACKENDS
-@pytest.mark.parametrize("name", ELEMENTS)
+@for_each("name", ELEMENTS)
 def test_nan_is_the_result_wherever_it_lies(backend, device, name):
     x = odd_rows().to(place(backend, device))
     for given, dim in ((x, 1), (x.t().contiguous(), 0), (x, None)):
@@ -74,7 +75,7 @@ def test_nan_is_the_result_wherever_it_lies(backend, device, name):
 
 
 @BACKENDS
-@pytest.mark.parametrize("name", FLAGS)
+@for_each("name", FLAGS)
 def test_nan_and_the_smallest_numbers_are_not_zero(backend, device, name):
     x = torch.zeros(5, 70)
     x[0], x[1, 69], x[2], x[3, 5], x[4] = 1, torch.nan, torch.nan, -1e-40, -0.0
@@ -117,8 +118,8 @@ def test_the_gradient_of_nan_is_nan_as_torch_has_it(name):
     assert torch.equal(nxcore.op(f"{name}_backward")(torch.ones(2), x, 1).isnan(), theirs.grad.isnan())
 
 
-@pytest.mark.parametrize("name", [*ELEMENTS, *INDEXED, *FLAGS])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float64], ids=str)
+@for_each("name", [*ELEMENTS, *INDEXED, *FLAGS])
+@for_each("dtype", [torch.int64, torch.uint8, torch.bool, torch.float64], ids=str)
 def test_other_dtypes_as_torch(name, dtype, device):
     if name.startswith("arg") and dtype is torch.bool:
         with pytest.raises(InvalidInputError, match="x must not be bool"):
@@ -156,7 +157,7 @@ def test_an_index_among_all_elements_is_in_torchs_order(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["sum", "mean", "amax", "amin", "any", "all"])
+@for_each("name", ["sum", "mean", "amax", "amin", "any", "all"])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_places_past_two_to_the_31(name, backend):
     x = torch.zeros(2**31 + 64, dtype=torch.float16, device="cuda")

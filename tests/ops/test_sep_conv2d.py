@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 MODULE = importlib.import_module("nxcore.ops.sep_conv2d")  # the package's attribute is the operator
 BACKENDS = pytest.mark.parametrize("backend", params())
@@ -26,8 +27,8 @@ def _chain(x, filters, points, *window):
 
 
 @BACKENDS
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("window", [(1, 1), (2, 2, 2)], ids=str)
+@for_each("last", [False, True], ids=["contiguous", "channels_last"])
+@for_each("window", [(1, 1), (2, 2, 2)], ids=str)
 def test_gradients_are_torchs(backend, device, last, window):
     convolve = operator("sep_conv2d", backend)
     given = _given(place(backend, device), last)

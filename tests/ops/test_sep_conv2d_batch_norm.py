@@ -9,6 +9,7 @@ from torch.nn import functional
 from nxcore.trust.truth import agreement
 from tests.null.fakes import SPECS
 from tests.ops.backends import operator, params, place
+from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 
@@ -25,7 +26,7 @@ def _chain(x, filters, points, weight=None, bias=None):
 
 
 @BACKENDS
-@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
+@for_each("affine", [False, True], ids=["plain", "affine"])
 def test_gradients_are_torchs(backend, device, affine):
     block = operator("sep_conv2d_batch_norm", backend)
     given = _given(place(backend, device))[: 5 if affine else 3]

@@ -8,6 +8,7 @@ import torch
 import nxcore
 from nxcore.errors import InvalidInputError
 from tests.ops.backends import operator, params
+from tests.table import for_each
 
 every_backend = pytest.mark.parametrize("backend", params())
 
@@ -17,7 +18,7 @@ def _expected(xs: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 @every_backend
-@pytest.mark.parametrize("stacked", [False, True], ids=["sequence", "stacked"])
+@for_each("stacked", [False, True], ids=["sequence", "stacked"])
 def test_gradients_match_float64(backend: str | None, stacked: bool, device: torch.device) -> None:
     op = operator("softmax_sum", backend)
     data = torch.randn(5, 3, 130, device=device)

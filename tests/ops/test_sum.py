@@ -11,6 +11,7 @@ import nxcore
 from nxcore.call.rare import RARE
 from nxcore.errors import InvalidInputError
 from tests.ops.backends import operator, params
+from tests.table import for_each
 
 every_backend = pytest.mark.parametrize("backend", params())
 
@@ -42,7 +43,7 @@ def test_other_dtypes_as_torch(dtype: torch.dtype, device: torch.device) -> None
 
 
 @every_backend
-@pytest.mark.parametrize(("dim", "keepdim"), [(None, False), (1, True), ((0, 2), False)])
+@for_each(("dim", "keepdim"), [(None, False), (1, True), ((0, 2), False)])
 def test_gradient_is_the_incoming_one_repeated(
     backend: str | None, dim: object, keepdim: bool, device: torch.device
 ) -> None:

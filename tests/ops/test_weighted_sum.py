@@ -7,12 +7,13 @@ import torch
 
 import nxcore
 from tests.ops.backends import operator, params
+from tests.table import for_each
 
 every_backend = pytest.mark.parametrize("backend", params())
 
 
 @every_backend
-@pytest.mark.parametrize("stacked", [False, True], ids=["sequence", "stacked"])
+@for_each("stacked", [False, True], ids=["sequence", "stacked"])
 def test_gradients_match_float64(backend: str | None, stacked: bool, device: torch.device) -> None:
     op = operator("weighted_sum", backend)
     data = torch.randn(5, 3, 130, device=device)

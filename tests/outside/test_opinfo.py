@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.table import for_each
+
 ROOT = Path(__file__).parents[2]
 
 LEAST = {
@@ -57,7 +59,7 @@ def tallies() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", LEAST)
+@for_each("op", LEAST)
 def test_every_sample_agrees(
     op: str, tallies: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:

@@ -15,6 +15,7 @@ from nxcore.cli import app
 from tests.pages import runner
 from tests.pages.blocks import FOLLOWED, ROOT, Block, blocks, pages
 from tests.pages.runner import Fault, Reader
+from tests.table import for_each
 
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -143,7 +144,7 @@ def test_a_mark_for_a_gpu_ends_where_there_is_one():
     assert not block.left_out("a", gpu=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "fault"),
     [
         ("```python\nmissing\n```\n", r"page\.md:1 raised\n(.*\n)*.*name 'missing' is not defined"),

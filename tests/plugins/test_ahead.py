@@ -25,6 +25,7 @@ from nxcore.registry.registry import printed
 from nxcore.spec.device import pretend
 from nxcore.store.problems import moved
 from tests import fresh
+from tests.table import for_each
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
 DRAWN = {spec.name: spec for spec in specs(parsed("gelu(x) * y + slope * z", {"slope": 0.5}), "drawn")}
@@ -34,8 +35,8 @@ FACTS = {"name": "a GPU", "major": 9, "minor": 0, "shared_memory_per_block_optin
 
 
 @pytest.fixture(autouse=True)
-def _pretending(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", None)
+def _pretending(cuda_answers):
+    cuda_answers(get_device_properties=None)
     pretend(FACTS)
 
 
@@ -51,7 +52,7 @@ def kernels(plugin):
     return [*plugin.KERNELS, *printed(plugin.nxcore_backend(), DRAWN.values())]
 
 
-@pytest.mark.parametrize("kernel", kernels(nxcore_cuda), ids=lambda kernel: kernel.op)
+@for_each("kernel", kernels(nxcore_cuda), ids=lambda kernel: kernel.op)
 def test_plans_of_cuda_need_no_device(kernel):
     made = []
     for problem in problems(kernel):

@@ -321,11 +321,10 @@ class TestMachine:
         monkeypatch.setattr(toolkit, "EMULATED", False)
 
     @pytest.fixture
-    def gpu(self, monkeypatch):
+    def gpu(self, monkeypatch, cuda_answers):
         """Pretend that there is one GPU, of a capability that a test may change."""
         monkeypatch.setattr(torch.version, "hip", None)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        cuda_answers(is_available=lambda: True, device_count=lambda: 1)
         monkeypatch.setattr(load, "capability", lambda _: (9, 0))
 
     def test_importing_the_plugin_loads_no_driver_and_runs_no_compiler(self):
@@ -346,8 +345,8 @@ class TestMachine:
         monkeypatch.setattr(toolkit, "host_compiler", lambda: None)
         assert accepts.probe().reason.endswith("needs a C++ compiler, and neither g++ nor c++ is on PATH")
 
-    def test_no_device(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    def test_no_device(self, cuda_answers):
+        cuda_answers(is_available=lambda: False)
         assert accepts.probe().reason == "torch sees no CUDA device"
         assert "NXCORE_CUDA_EMULATOR=1" in accepts.probe().hint
 

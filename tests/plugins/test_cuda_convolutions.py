@@ -18,6 +18,7 @@ from torch.nn import functional
 import nxcore
 from nxcore.plugin import Problem
 from tests.plugins.test_cuda_products import cuobjdump, needs_emulator, needs_nvcc
+from tests.table import for_each
 
 SPEC, BACKWARD = (nxcore.op(name).spec for name in ("conv2d", "conv2d_backward"))
 TILES = [Tile(1, 4, 4), Tile(1, 8, 1, 2), Tile(2, 4, 2), Tile(2, 8, 4, 2), Tile(4, 8, 4), Tile(4, 8, 2, 2)]
@@ -64,7 +65,7 @@ def recorded(name):
         yield case["side"], case["kernel"], {row["entrant"].split()[1:][-1]: row["us"] for row in own}
 
 
-@pytest.mark.parametrize(("side", "kernel", "times"), list(recorded("conv2d")))
+@for_each(("side", "kernel", "times"), list(recorded("conv2d")))
 def test_the_chosen_tile_is_the_fastest_of_the_record(side, kernel, times):
     problem, _ = called(
         torch.empty(2, 4, side, side), torch.empty(8, 4, kernel, kernel), None, 1, kernel // 2
@@ -72,7 +73,7 @@ def test_the_chosen_tile_is_the_fastest_of_the_record(side, kernel, times):
     assert times[named(choose(Layer.of(problem)))] == min(times.values())
 
 
-@pytest.mark.parametrize(("side", "kernel", "times"), list(recorded("conv2d-backward")))
+@for_each(("side", "kernel", "times"), list(recorded("conv2d-backward")))
 def test_the_tiles_of_gradients_are_within_a_twentieth_of_the_fastest_of_the_record(side, kernel, times):
     problem, _ = gradients((2, 4, side, side), (kernel, kernel), 8, padding=kernel // 2)
     (layer,), shape = Layer.turned(problem), Shape.of(problem)
@@ -113,8 +114,8 @@ def test_every_tile_of_an_images_gradient_is_right(tile):
 
 
 @needs_emulator
-@pytest.mark.parametrize("sums", [Sums(4, 1), Sums(8, 2, 128), Sums(4, 8, 128), Sums(8, 4)], ids=str)
-@pytest.mark.parametrize(
+@for_each("sums", [Sums(4, 1), Sums(8, 2, 128), Sums(4, 8, 128), Sums(8, 4)], ids=str)
+@for_each(
     "window",
     [{}, {"kernel": (1, 9), "padding": 4}, {"stride": 2, "dilation": 2}, {"groups": 3, "padding": 0}],
     ids=str,

@@ -13,6 +13,8 @@ pytest.importorskip("nxcore_cuda")
 
 from nxcore_cuda import depthwise
 
+from tests.table import for_each
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -47,8 +49,8 @@ def judge(op, args, tile=None):
 class TestManyImages:
     """More than a block takes, so that the filter's gradient is the sum of several blocks' sums."""
 
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    @pytest.mark.parametrize(
+    @for_each("layout", LAYOUTS)
+    @for_each(
         ("k", "window"), [(3, (1, 1, 1)), (5, (1, 4, 2)), (3, (2, 1, 1)), (7, (1, 3, 1)), (1, (1, 0, 1))]
     )
     def test_gradients(self, layout, k, window):
@@ -118,9 +120,9 @@ class TestOffsets:
 
 
 class TestTiles:
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    @pytest.mark.parametrize("op", ["depthwise_conv2d", "depthwise_conv2d_backward"])
-    @pytest.mark.parametrize(("k", "dtype"), [(3, torch.float32), (5, torch.bfloat16), (7, torch.float32)])
+    @for_each("layout", LAYOUTS)
+    @for_each("op", ["depthwise_conv2d", "depthwise_conv2d_backward"])
+    @for_each(("k", "dtype"), [(3, torch.float32), (5, torch.bfloat16), (7, torch.float32)])
     def test_the_chosen_one_comes_first_of_a_few(self, op, layout, k, dtype):
         make = forward if op == "depthwise_conv2d" else backward
         problem = Problem.of(SPECS[op], make((4, 8, 14, 16), k, 1, k // 2, 1, layout=layout, dtype=dtype))

@@ -7,6 +7,7 @@ from nxcore.plugin import Problem
 from tests.ops.backends import operator
 from tests.plugins.test_cuda_products import needs_nvcc
 from tests.plugins.test_strict import opcodes
+from tests.table import for_each
 
 pytest.importorskip("nxcore_cuda")
 
@@ -44,9 +45,9 @@ def bits(x):
     return x.masked_fill(x.isnan(), torch.nan).view(torch.int32 if x.itemsize == 4 else torch.int16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("kind", ["ties", "zeros of two signs", "nan", "denormals", "infinite", "one above"])
+@for_each("dtype", [torch.float32, torch.bfloat16], ids=str)
+@for_each("name", SHAPES)
+@for_each("kind", ["ties", "zeros of two signs", "nan", "denormals", "infinite", "one above"])
 def test_the_first_of_equals_is_found_with_its_sign(device, kind, name, dtype):
     shape, dim = SHAPES[name]
     x = drawn(kind, shape).to(dtype)
@@ -98,8 +99,8 @@ def test_a_large_fold_over_rows_is_one_wave_of_blocks(op, shape):
     assert fold.branch(problem)
 
 
-@pytest.mark.parametrize("op", ["argmax", "amax", "sum"])
-@pytest.mark.parametrize(("shape", "parts"), [((4096, 16384), 1), ((4096, 8192), None), ((2048, 4096), None)])
+@for_each("op", ["argmax", "amax", "sum"])
+@for_each(("shape", "parts"), [((4096, 16384), 1), ((4096, 8192), None), ((2048, 4096), None)])
 def test_blocks_share_no_output_where_larger_blocks_fill_the_device(op, shape, parts):
     """Of 16,384 outputs 256 blocks have 64 each, and no shares; 8,192 would leave half of the device idle."""
     from nxcore_cuda import fold

@@ -13,6 +13,8 @@ pytest.importorskip("nxcore_cuda")
 from nxcore_cuda import batch_norm
 from nxcore_cuda.channel import Channels
 
+from tests.table import for_each
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 OPS = ("batch_norm", "batch_norm_backward")
@@ -36,8 +38,8 @@ def planned(op, args, tile=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("shape", [(3, 4, 24, 24), (5, 3, 11, 13), (6, 33, 12, 12), (11, 2, 1, 1)])
+@for_each("op", OPS)
+@for_each("shape", [(3, 4, 24, 24), (5, 3, 11, 13), (6, 33, 12, 12), (11, 2, 1, 1)])
 def test_every_tile_agrees(op, shape):
     args = arguments(op, shape)
     tiles = list(planned(op, args)[1])

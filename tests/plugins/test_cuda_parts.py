@@ -13,6 +13,7 @@ from nxcore_cuda import parts_forward, planes, sep_conv2d
 from nxcore_cuda.parts_forward import TILES, Part
 
 from tests.plugins.test_cuda_planes_forward import BLOCK, DEVICE, SINGLE, SPECS, judge
+from tests.table import for_each
 
 WINDOWS = ((3, 1, 1), (5, 4, 2), (5, 2, 1), (3, 2, 2))
 """Size, padding and dilation."""
@@ -31,8 +32,8 @@ def tiles_of(args):
     return [tile for tile in found if isinstance(tile, Part)]
 
 
-@pytest.mark.parametrize("plane", TILES, ids=str)
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@for_each("plane", TILES, ids=str)
+@for_each("window", WINDOWS, ids=str)
 def test_every_tile_agrees_and_leaves_moments(plane, window):
     args = arguments(2, *plane, *window)
     tiles = tiles_of(args)
@@ -89,8 +90,8 @@ def test_only_calls_that_the_kernels_know_have_them():
     assert [tiles_of(args) for args in odd] == [[]] * len(odd)
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 14, 32])
-@pytest.mark.parametrize("work", [1, 96, 384, 3000])
+@for_each("count", [1, 3, 4, 14, 32])
+@for_each("work", [1, 96, 384, 3000])
 def test_waves_of_blocks_take_the_least(work, count):
     """What a block takes to begin counts too."""
 

@@ -13,6 +13,8 @@ from nxcore_cuda import planes_forward, sep_conv2d, separable
 from nxcore_cuda.foreach import Group
 from nxcore_cuda.planes_forward import FOREACH, FORWARD, TILES, Images, Outputs
 
+from tests.table import for_each
+
 SINGLE, BLOCK, LIST = "sep_conv2d", "sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm"
 WINDOWS = ((3, 1, 1, 1), (5, 1, 4, 2), (5, 1, 2, 1), (3, 1, 2, 2))
 """Size, stride, padding and dilation."""
@@ -35,8 +37,8 @@ def several(images, plane, windows, normed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plane", TILES, ids=str)
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@for_each("plane", TILES, ids=str)
+@for_each("window", WINDOWS, ids=str)
 def test_every_tile_agrees_and_leaves_moments(plane, window):
     """The last block has fewer images than the others. Rarer windows have the usual tile alone."""
     args = arguments(3, *plane, *window)
@@ -99,8 +101,8 @@ def test_only_calls_that_the_kernels_know_have_them():
         assert not isinstance(sep_conv2d.choose(Problem.of(SPECS[SINGLE], args)), Outputs)
 
 
-@pytest.mark.parametrize("plane", TILES, ids=str)
-@pytest.mark.parametrize("normed", [None, (True, False, False, True, True, False), (False,) * 6], ids=str)
+@for_each("plane", TILES, ids=str)
+@for_each("normed", [None, (True, False, False, True, True, False), (False,) * 6], ids=str)
 def test_lists_have_one_launch_of_all_windows_and_another_of_the_rest(plane, normed):
     """The last convolution's padding isn't the window's."""
     args = several(2, plane, (*WINDOWS, WINDOWS[0], (3, 1, 0, 1))[: 6 if normed else 5], normed)

@@ -16,6 +16,8 @@ pytest.importorskip("nxcore_cuda")
 import nxcore_cuda
 from nxcore_cuda.machine import toolkit
 
+from tests.table import for_each
+
 pytestmark = pytest.mark.skipif(not toolkit.EMULATED, reason="asks for tiles of tensors on the CPU")
 
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
@@ -52,10 +54,10 @@ def image(layout, dtype, size=(1, 16, 15, 16)):
     return torch.randn(size).to(dtype).contiguous(memory_format=LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("op", OPS)
+@for_each("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@for_each("layout", LAYOUTS)
+@for_each("window", WINDOWS)
+@for_each("op", OPS)
 def test_tiles_agree(op, window, layout, dtype):
     args, found = problem(op, image(layout, dtype), WINDOWS[window])
     tiles = list(module(op).sweep(found))
@@ -68,10 +70,10 @@ def test_tiles_agree(op, window, layout, dtype):
         assert verdict.ok, (tile, verdict.reason)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("values", [UNUSUAL[:2], UNUSUAL[:4], UNUSUAL[:6], UNUSUAL[6:8], UNUSUAL], ids=str)
-@pytest.mark.parametrize("op", ["max_pool2d_with_offsets", "max_pool2d"])
+@for_each("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@for_each("layout", LAYOUTS)
+@for_each("values", [UNUSUAL[:2], UNUSUAL[:4], UNUSUAL[:6], UNUSUAL[6:8], UNUSUAL], ids=str)
+@for_each("op", ["max_pool2d_with_offsets", "max_pool2d"])
 def test_places_of_unusual_numbers(op, values, layout, dtype):
     """Zeros of both signs are equal, the last NaN counts, and padding is less than minus infinity."""
     x = image(layout, dtype, (2, 8, 10, 8))
@@ -90,14 +92,14 @@ class TestChoice:
         choose = "choose_backward" if planner == "plan_backward" else "choose"
         return getattr(importlib.import_module(name), choose)(problem(op, x, window)[1])
 
-    @pytest.mark.parametrize("op", OPS)
-    @pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 4), (torch.bfloat16, 8)], ids=str)
+    @for_each("op", OPS)
+    @for_each(("dtype", "count"), [(torch.float32, 4), (torch.bfloat16, 8)], ids=str)
     def test_rows_are_loaded_16_bytes_at_once(self, op, dtype, count):
         tile = self.choose(op, image("rows", dtype), (3, 1, 1))
         assert (tile.kind, tile.vector, tile.columns, tile.channels) == ("strips", True, count, 1)
 
-    @pytest.mark.parametrize("op", OPS)
-    @pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 4), (torch.bfloat16, 8)], ids=str)
+    @for_each("op", OPS)
+    @for_each(("dtype", "count"), [(torch.float32, 4), (torch.bfloat16, 8)], ids=str)
     def test_channels_are_loaded_16_bytes_at_once(self, op, dtype, count):
         tile = self.choose(op, image("channels", dtype), (3, 1, 1))
         assert (tile.kind, tile.vector, tile.channels) == ("strips", False, count)
@@ -107,8 +109,8 @@ class TestChoice:
         tile = self.choose(op, image("rows", torch.float32, (1, 2, 9, 13)), (3, 1, 1))
         assert (tile.kind, tile.aligned) == ("strips", False)
 
-    @pytest.mark.parametrize("op", OPS)
-    @pytest.mark.parametrize("window", [(4, 2, 1), (3, 1, 0), ((3, 5), 1, 1)], ids=str)
+    @for_each("op", OPS)
+    @for_each("window", [(4, 2, 1), (3, 1, 0), ((3, 5), 1, 1)], ids=str)
     def test_other_windows(self, op, window):
         assert self.choose(op, image("rows", torch.float32), window).kind == "window"
 

@@ -19,6 +19,8 @@ from nxcore_cuda import matmul, matmul_split
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.compile import compiled
 
+from tests.table import for_each
+
 needs_emulator = pytest.mark.skipif(not toolkit.EMULATED, reason="NXCORE_CUDA_EMULATOR=1 was not set")
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
 
@@ -102,8 +104,8 @@ def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
 
 
 @needs_emulator
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("terms", [3, 32, 33, 97, 300])
+@for_each("stages", [2, 3, 4])
+@for_each("terms", [3, 32, 33, 97, 300])
 def test_terms_go_around_the_stages(stages, terms):
     """Whole numbers, so that each term counts exactly once."""
     tile = replace(matmul.LEAST, straight=True, stages=stages)
@@ -209,7 +211,7 @@ def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_
         assert ((multiplied(a, b, one).double() - exact).abs() <= 2.0**-20 * scale).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shape", "tile", "parts"),
     [
         ((4096, 4096, 4096), matmul.LEGION, 1),
@@ -285,17 +287,17 @@ def test_a_device_of_less_shared_memory_has_another_tile():
     assert matmul.choose(product, least - 1) == matmul.DEEP
 
 
-def test_the_shared_memory_of_a_block_is_the_devices(monkeypatch):
+def test_the_shared_memory_of_a_block_is_the_devices(cuda_answers):
     assert matmul.memory(torch.device("cpu")) >= max(tile.shared for tile in matmul.TEAMS)
     for facts, most in (({"shared_memory_per_block_optin": 101376}, 101376), ({}, 0)):
         found = types.SimpleNamespace(**facts)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=found: found)
+        cuda_answers(get_device_properties=lambda _, found=found: found)
         assert matmul.memory(torch.device("cuda", 0)) == most
 
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TILES)
+@for_each("name", TILES)
 def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_path):
     tile = TILES[name]
     if tile in matmul.TEAMS and matmul.TEAMS[tile].whole:

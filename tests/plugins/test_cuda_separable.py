@@ -21,6 +21,8 @@ from nxcore_cuda import planes, sep_conv2d_backward, separable
 from nxcore_cuda.planes import Planes
 from nxcore_cuda.separable import Layer, Tile
 
+from tests.table import for_each
+
 OPS = ("sep_conv2d", "sep_conv2d_backward")
 
 
@@ -180,8 +182,8 @@ def test_more_blocks_than_a_block_has_threads():
 BACKWARD = OPS[1]
 
 
-@pytest.mark.parametrize(("channels", "side"), planes.TILES)
-@pytest.mark.parametrize("window", [(3, 1, 1, 1), (5, 1, 2, 1), (3, 1, 2, 2), (5, 1, 4, 2)], ids=str)
+@for_each(("channels", "side"), planes.TILES)
+@for_each("window", [(3, 1, 1, 1), (5, 1, 2, 1), (3, 1, 2, 2), (5, 1, 4, 2)], ids=str)
 def test_square_planes(channels, side, window):
     args = arguments(BACKWARD, (2, channels, side, side), channels, *window)
     tiles = tiles_of(BACKWARD, args, Planes)

@@ -17,6 +17,8 @@ from nxcore_cuda.foreach import Group
 from nxcore_cuda.planes import Planes, Shape
 from nxcore_cuda.strided_planes_forward import Lines
 
+from tests.table import for_each
+
 BACKWARD, GROUPED = "sep_conv2d_backward", "foreach_sep_conv2d_batch_norm_backward"
 WINDOWS = ((3, 2, 1, 1), (5, 2, 2, 1), (3, 2, 2, 2), (5, 2, 4, 2))  # size, stride, padding, dilation
 
@@ -30,8 +32,8 @@ def arguments(images, channels, side, k, *window, relu=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@for_each(("channels", "side"), strided_planes.TILES)
+@for_each("window", WINDOWS, ids=str)
 def test_every_tile_agrees(channels, side, window):
     args = arguments(2, channels, side, *window)
     tiles = tiles_of(BACKWARD, args, Planes)
@@ -51,9 +53,9 @@ def test_blocks_of_several_images(channels, side):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
-@pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@for_each("value", [float("inf"), float("nan"), -float("inf")])
+@for_each(("channels", "side"), strided_planes.TILES)
+@for_each("window", WINDOWS, ids=str)
 def test_pixels_at_edges_that_are_not_finite(channels, side, window, value):
     """They count only for the taps that see them."""
     args = arguments(1, channels, side, *window)
@@ -165,8 +167,8 @@ FORWARD, BLOCK, GROUP = "sep_conv2d", "sep_conv2d_batch_norm", "foreach_sep_conv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@for_each(("channels", "side"), strided_planes_forward.TILES)
+@for_each("window", WINDOWS, ids=str)
 def test_every_tile_of_outputs_agrees(channels, side, window):
     """Their moments too: the means are far from 0."""
     args = arguments(2, channels, side, *window)[1:-1]

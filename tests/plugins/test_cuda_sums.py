@@ -7,11 +7,12 @@ import nxcore
 import nxcore.ops
 from nxcore.plugin import Problem
 from tests.ops.backends import operator
+from tests.table import for_each
 
 nxcore_cuda = pytest.importorskip("nxcore_cuda")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("op", "shape", "how", "shared"),
     [
         ("sum", (16, 16), (-1, False), False),

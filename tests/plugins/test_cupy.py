@@ -23,6 +23,8 @@ from nxcore_cuda.machine import host, load
 from nxcore_cuda.machine.compile import SOURCES, CompileError
 from nxcore_cuda.machine.instance import Instance
 
+from tests.table import for_each
+
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 CUDA, STREAM = torch.device("cuda", 0), 0xFFFF_8000_0000_1234
 SOURCE = """
@@ -49,12 +51,11 @@ def build(cupy, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, cuda_answers):
     """Make this machine one with CuPy and a CUDA device."""
     monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy-cuda13x", "14.2.0"))
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cuda_answers(is_available=lambda: True, device_count=lambda: 2)
     monkeypatch.setattr(load, "capability", lambda _: (9, 0))
 
 
@@ -82,8 +83,8 @@ class TestMachine:
         monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy-cuda12x", found))
         assert nxcore_cupy.probe().reason == f"needs cupy-cuda12x >= 14, found {found}"
 
-    def test_no_device(self, machine, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    def test_no_device(self, machine, cuda_answers):
+        cuda_answers(is_available=lambda: False)
         assert nxcore_cupy.probe().reason == "torch sees no CUDA device"
 
     def test_rocm(self, machine, monkeypatch):
@@ -98,10 +99,10 @@ class TestMachine:
 
     @pytest.mark.parametrize("cuda", [True, False])
     def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(
-        self, machine, monkeypatch, cuda
+        self, machine, monkeypatch, cuda, cuda_answers
     ):
         monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy", "13.0.0"))
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        cuda_answers(is_available=lambda: cuda)
         (check,) = nxcore_cupy.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("cupy", not cuda, "cupy 13.0.0")
         assert check.fix.startswith("pip install 'cupy-cuda")
@@ -166,7 +167,7 @@ class TestCompile:
         with pytest.raises(CompileError, match="compiles for 75 and later, the device has 70"):
             build.target((7, 0))
 
-    @pytest.mark.parametrize("source", sorted(path.stem for path in SOURCES.glob("*.cu")))
+    @for_each("source", sorted(path.stem for path in SOURCES.glob("*.cu")))
     def test_every_source(self, build, source, monkeypatch):
         monkeypatch.delenv("NXCORE_CUDA_CACHE")  # kept from another time where nothing changed
         instance = next((i for i in _instances() if i.source == source), None)
@@ -211,12 +212,12 @@ class TestLaunch:
     SHAPE, LAYOUT, VALUES = (9, 8, 7, 64, 2, 1), "qf", (2**40, 1.5)
 
     @pytest.fixture
-    def module(self, cupy, monkeypatch, tmp_path):
+    def module(self, cupy, monkeypatch, cuda_answers, tmp_path):
         """Return the module that launches, with a CUDA device to tell."""
         found = importlib.import_module("nxcore_cupy.launch")
         monkeypatch.setattr(cupy, "RawModule", RawModule)
         monkeypatch.setattr(load, "capability", lambda _: (9, 0))
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        cuda_answers(device_count=lambda: 1)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda i: STREAM + i, raising=False)
         monkeypatch.setattr(found, "_streams", {})
         self.texts = []
@@ -278,7 +279,7 @@ class TestLaunch:
         assert [stream for *_, stream, _ in launch.function.launches] == [0, 0x70, 0, 0x70]
         assert sorted(module._streams) == [0, 0x70]
 
-    def test_several_devices(self, module, monkeypatch):
+    def test_several_devices(self, module, cuda_answers):
         entered = []
 
         class Device:
@@ -291,17 +292,16 @@ class TestLaunch:
             def __exit__(self, *_):
                 entered.append("left")
 
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        monkeypatch.setattr(torch.cuda, "device", Device)
+        cuda_answers(device_count=lambda: 2, device=Device)
         launch = self.handle(module, index=1)
         launch(None, None)
         assert entered == [1, "left"] * 2
         assert launch.function.launches[0][3] == STREAM + 1
 
-    def test_a_plan_is_the_cuda_plugins_with_these_handles(self, module, monkeypatch):
+    def test_a_plan_is_the_cuda_plugins_with_these_handles(self, module, monkeypatch, cuda_answers):
         from nxcore_cuda.machine.launch import Guarded, Launch
 
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        cuda_answers(current_device=lambda: 0)
 
         def planner(problem):
             one, two = (
@@ -326,7 +326,7 @@ def _there(value):
     return tuple(map(_there, value)) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize("kernel", nxcore_cupy.KERNELS, ids=lambda kernel: kernel.op)
+@for_each("kernel", nxcore_cupy.KERNELS, ids=lambda kernel: kernel.op)
 def test_plans_compile_and_pack_what_their_struct_holds(kernel, cupy, build, monkeypatch):
     """All of a plan but the GPU: NVRTC itself compares the size of the struct with what is packed."""
     monkeypatch.delenv("NXCORE_CUDA_CACHE")

@@ -14,6 +14,7 @@ from nxcore_triton import tile as triton_tile
 import nxcore
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import agreement
+from tests.table import for_each
 
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 LAYOUTS = {"rows": torch.contiguous_format, "channels": torch.channels_last}
@@ -54,7 +55,7 @@ def hold(backend, op, tiles, *args):
         assert verdict.ok, (tile, verdict.reason)
 
 
-@pytest.mark.parametrize("op", ["global_max_pool2d", "global_max_pool2d_with_offsets"])
+@for_each("op", ["global_max_pool2d", "global_max_pool2d_with_offsets"])
 @pytest.mark.parametrize(("backend", "layout"), TILES)
 def test_largest(backend, layout, op):
     hold(backend, op, TILES[backend, layout], image(layout))

@@ -294,14 +294,13 @@ def test_the_current_device_stays_what_it_was():
 
 
 @needs_jax
-def test_jax_starts_without_changing_the_current_device(monkeypatch):
+def test_jax_starts_without_changing_the_current_device(monkeypatch, cuda_answers):
     from nxcore_jax import bridge
 
     devices = [0]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda_answers(is_available=lambda: True)
     monkeypatch.setattr(bridge, "cuda", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: devices[-1])
-    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    cuda_answers(current_device=lambda: devices[-1], set_device=devices.append)
     monkeypatch.setattr(bridge.jax, "devices", lambda: devices.append(1))
     bridge.start.__wrapped__()
     assert devices == [0, 1, 0]

@@ -20,6 +20,7 @@ from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.trust.truth import agreement
 from tests import fresh
+from tests.table import for_each
 
 CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}
@@ -70,11 +71,11 @@ def test_probe_of_cuda_knows_the_simulator(monkeypatch):
     assert nxcore_numba.probe_cuda().simulated
 
 
-def test_probe_of_cuda_says_what_is_missing(monkeypatch):
+def test_probe_of_cuda_says_what_is_missing(monkeypatch, cuda_answers):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda_answers(is_available=lambda: False)
     assert nxcore_numba.probe_cuda().reason == "torch sees no CUDA device"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda_answers(is_available=lambda: True)
     monkeypatch.setattr(nxcore_numba, "_found", lambda name: "")
     assert nxcore_numba.probe_cuda().reason == "numba-cuda is not installed"
 
@@ -157,7 +158,7 @@ def images(generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", calls(), ids=lambda c: c[0])
+@for_each("call", calls(), ids=lambda c: c[0])
 def test_the_number_of_threads_does_not_change_a_bit(call, threads):
     op, args, kwargs = call
     results = []

@@ -14,6 +14,7 @@ import nxcore_numba
 from nxcore.interop import native
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
+from tests.table import for_each
 
 EXTENSION = native.found().extension
 
@@ -39,7 +40,7 @@ def tensors(result):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *IN_16_BITS], ids=str)
-@pytest.mark.parametrize("op", sorted(KERNELS))
+@for_each("op", sorted(KERNELS))
 def test_both_return_the_same_bits(op, dtype):
     spec, compiled = SPECS[op], 0
     for sample in spec.tagged("smoke"):

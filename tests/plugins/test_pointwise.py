@@ -7,6 +7,7 @@ import nxcore
 from nxcore import session
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import Truth, agreement
+from tests.table import for_each
 
 TEXTS = (
     "relu(x) * y + where((z > 0) & (x < z), z, 0.1 * z)",
@@ -74,7 +75,7 @@ def test_a_condition_may_be_a_tensor_of_bool(backend, device):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("text", ["1 / (-0.0 * x)", "1 / (x * -0.0)", "1 / (-x)"])
+@for_each("text", ["1 / (-0.0 * x)", "1 / (x * -0.0)", "1 / (-x)"])
 def test_the_sign_of_0_is_kept(backend, text, device):
     spec = nxcore.pointwise(text).spec
     args = (torch.tensor([1.0, 0.0, -0.0, -3.0], device="cpu" if backend in ON_CPU else device), None)
@@ -84,8 +85,8 @@ def test_the_sign_of_0_is_kept(backend, text, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("layout", ["odd_storage_offset", "one_transposed", "channel_broadcast"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@for_each("layout", ["odd_storage_offset", "one_transposed", "channel_broadcast"])
+@for_each("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_condition_has_any_layout(backend, layout, dtype, device):
     for spec in specs_of(nxcore.pointwise("where(m, x, y) + y")):
         assert held(backend, spec, {layout}, device, dtype) or "one_transposed" in layout
@@ -93,7 +94,7 @@ def test_a_condition_has_any_layout(backend, layout, dtype, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("text", TEXTS)
+@for_each("text", TEXTS)
 def test_every_function(backend, text, device):
     for spec in specs_of(nxcore.pointwise(text)):
         assert held(backend, spec, {"nan"}, device)
@@ -101,8 +102,8 @@ def test_every_function(backend, text, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("text", [TEXTS[0], TEXTS[-1]])  # the latter's result is float32
+@for_each("dtype", [torch.float16, torch.bfloat16], ids=str)
+@for_each("text", [TEXTS[0], TEXTS[-1]])  # the latter's result is float32
 def test_every_dtype(backend, text, dtype, device):
     for spec in specs_of(nxcore.pointwise(text)):
         assert held(backend, spec, QUICK, device, dtype)

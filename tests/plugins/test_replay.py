@@ -23,6 +23,7 @@ from nxcore.interop import native
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.spec import launched
+from tests.table import for_each
 
 EXTENSION = native.found().extension
 
@@ -64,7 +65,7 @@ def emulated():
 
 
 class TestCuda:
-    @pytest.mark.parametrize(("op", "dtype"), CASES)
+    @for_each(("op", "dtype"), CASES)
     def test_the_emulator_gets_the_same_launches(self, op, dtype):
         if not emulated():
             pytest.skip("NXCORE_CUDA_EMULATOR=1 was not set")
@@ -139,7 +140,7 @@ class TestOnAGpu:
         assert kernel.takes(problem), kernel.takes(problem).reason
         return kernel.plan(problem), kernel.planner(problem), bound
 
-    @pytest.mark.parametrize(("op", "dtype"), CASES)
+    @for_each(("op", "dtype"), CASES)
     def test_every_kernel_returns_the_bits_of_its_plan(self, package, op, dtype):
         spec, repeated, met = SPECS[op], 0, 0
         if not (able := importlib.import_module(package).probe()):
@@ -265,7 +266,7 @@ class TestCupy:
     """CuPy compiles and loads; what it loaded is noted with the struct that nxcore-cuda packs."""
 
     @pytest.fixture
-    def module(self, monkeypatch):
+    def module(self, monkeypatch, cuda_answers):
         """Return the module that launches, beside a CuPy that loads nothing."""
         pytest.importorskip("nxcore_cupy")
 
@@ -284,7 +285,7 @@ class TestCupy:
         load = found.load
         monkeypatch.setattr(load, "capability", lambda _: (9, 0))
         monkeypatch.setattr(load, "context", lambda index: 0x7000 + index)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        cuda_answers(device_count=lambda: 1)
         yield found
         for name in ("compile", "launch"):
             monkeypatch.delitem(sys.modules, f"nxcore_cupy.{name}", raising=False)

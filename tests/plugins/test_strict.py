@@ -34,6 +34,7 @@ from nxcore_cuda.machine.instance import Instance, unit
 import nxcore
 from nxcore.plugin import Problem
 from tests.plugins.test_cuda_products import TILES, cuobjdump, needs_nvcc
+from tests.table import for_each
 
 OPS = ("matmul", "conv2d")
 WAYS = [matmul.Way(inner, vectors) for inner, vectors in product((True, False), repeat=2)]
@@ -103,7 +104,7 @@ def test_every_strict_kernel_is_looked_at() -> None:
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TILES)
+@for_each("name", TILES)
 def test_products_in_cuda(name, tmp_path) -> None:
     every = product(WAYS, WAYS) if name == "least" else zip(WAYS, reversed(WAYS), strict=True)
     tiles = [TILES[name]]

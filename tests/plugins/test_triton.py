@@ -64,10 +64,10 @@ class TestMachine:
         monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", True)
         assert nxcore_triton.probe()
 
-    def test_no_device(self, monkeypatch):
+    def test_no_device(self, monkeypatch, cuda_answers):
         monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
         monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", False)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        cuda_answers(is_available=lambda: False)
         assert nxcore_triton.probe().reason == "torch sees no CUDA device"
         assert not nxcore_triton.probe().simulated
 
@@ -79,9 +79,11 @@ class TestMachine:
         assert "TRITON_INTERPRET=1" in verdict.reason
 
     @pytest.mark.parametrize("cuda", [True, False])
-    def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(self, monkeypatch, cuda):
+    def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(
+        self, monkeypatch, cuda, cuda_answers
+    ):
         monkeypatch.setattr(nxcore_triton, "_installed", lambda: "2.1.0")
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        cuda_answers(is_available=lambda: cuda)
         (check,) = nxcore_triton.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("triton", not cuda, "2.1.0")
         assert check.fix == "pip install 'triton>=3.6'"

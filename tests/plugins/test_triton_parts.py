@@ -101,14 +101,14 @@ def test_three_parts_are_the_number():
     assert kept.isfinite().all()
 
 
-def test_a_device_of_little_shared_memory_is_declined(monkeypatch):
+def test_a_device_of_little_shared_memory_is_declined(monkeypatch, cuda_answers):
     (kernel,) = (k for k in nxcore_triton.SPLIT if k.variant == "fp32x-parts")
     monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", False)
     metas = (TensorMeta.row_major((64, 64), torch.float32, torch.device("cuda")) for _ in range(2))
     problem = Problem(SPEC, (*metas, "fp32x"))
     for held, taken in ((232448, True), (101376, False)):
         facts = SimpleNamespace(shared_memory_per_block_optin=held)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_, facts=facts: facts)
+        cuda_answers(get_device_properties=lambda *_, facts=facts: facts)
         verdict = kernel.takes(problem)
         assert bool(verdict) is taken, verdict.reason
     assert verdict.reason == "needs 110592 bytes of shared memory, the device has 101376"

@@ -8,6 +8,7 @@ import torch
 import nxcore.ops
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import Truth, agreement
+from tests.table import for_each
 
 nxcore_triton = pytest.importorskip("nxcore_triton")
 
@@ -27,8 +28,8 @@ def _many_programs(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize(
+@for_each("layout", ["contiguous", "channels_last"])
+@for_each(
     "op", sorted(op for op in KERNELS if op.startswith(("avg_pool2d", "depthwise_conv2d", "max_pool2d")))
 )
 def test_every_eighth_tile(op, layout):

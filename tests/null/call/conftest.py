@@ -14,7 +14,7 @@ HARNESS = race.race
 
 
 @pytest.fixture
-def joining(monkeypatch):
+def joining(monkeypatch, raced_by):
     """Return a function that lets nxcore's autograd function take so many microseconds of a clock."""
 
     def costs(us, clock):
@@ -23,7 +23,7 @@ def joining(monkeypatch):
                 clock.now += us * 1000
                 return super().__call__(*args)
 
-        monkeypatch.setattr(race, "race", functools.partial(HARNESS, clock=clock))
+        raced_by(functools.partial(HARNESS, clock=clock))
         monkeypatch.setattr(serving, "Differentiable", Joined)
 
     return costs

@@ -12,20 +12,20 @@ from nxcore.call import operator, rare
 from nxcore.call.rare import RARE
 from nxcore.choose import chooser, recorded
 from nxcore.choose.learn import watches
-from nxcore.measure import race as racing
 from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.store import files
 from nxcore.store.files import Store
 from tests.null import fakes
+from tests.table import for_each
 
 SMALL, MANY = 16, 150
 BASE = torch.ones(3 * MANY + 8)
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, raced_by):
     """Make every capacity small, and a race cost nothing."""
     monkeypatch.setattr(operator, "CAPACITY", SMALL)
     monkeypatch.setattr(rare, "COUNTED", SMALL)
@@ -38,7 +38,7 @@ def small(monkeypatch):
         us = {label: 100.0 if label.startswith("torch") else 50.0 for label in calls}
         return {label: Timing((t,) * 8, (t,) * 8) for label, t in us.items()}
 
-    monkeypatch.setattr(racing, "race", race)
+    raced_by(race)
 
 
 def meet(op, start, times):
@@ -49,9 +49,7 @@ def meet(op, start, times):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)]
-)
+@for_each(("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)])
 def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy, times):
     session = Session(Settings(policy=policy), fakes.registry(fakes.backend()), fakes.QUICK)
     op = session.op("sum")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from nxcore.call import gradient_route
@@ -14,6 +13,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 TIMES = {"torch": (80, 40), "light": (5, 30), "late": (60, 2)}  # of the host, of the device
 OPS = {
@@ -71,8 +71,8 @@ class Machine:
         return [label for label, _ in self.runs] or ["torch"]
 
 
-@pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize(("joined_us", "served"), [(5, "light"), (300, "torch")], ids=["kernels", "torch"])
+@for_each("name", OPS)
+@for_each(("joined_us", "served"), [(5, "light"), (300, "torch")], ids=["kernels", "torch"])
 def test_a_captured_step_has_the_kernels_that_win_under_capture(monkeypatch, name, joined_us, served):
     machine = Machine(name, joined_us)
     monkeypatch.setattr(race, "race", machine.race)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore import session as sessions
 from nxcore.call import gradient_route
 from nxcore.call.gradient_route import SCOUTS
 from nxcore.call.wrappers import guarded
@@ -32,6 +31,7 @@ from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, races, step
 from tests.null.choose.learn.test_exploration import LONG
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 
 def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
@@ -46,7 +46,7 @@ def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monk
     assert crossed.index(True) == MET - 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("forward", "backward", "crosses"),
     [(0.5, 0.5, True), (0.5, 1.5, True), (1.5, 0.5, True), (1.5, 1.5, False), (0.5, 0, True), (0, 0.5, True)],
 )
@@ -64,10 +64,10 @@ def test_both_ways_are_learnt_from_calls_and_the_bridge_stays_where_a_kernel_won
 
 
 @pytest.mark.parametrize("policy", ["measure", "estimate"])
-def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch):
+def test_where_torch_serves_both_ways_its_own_autograd_does(policy, raced_by):
     session, _ = learning(1.5, 1.5, policy)
     clock = session.chooser.learner.clock
-    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
+    raced_by(functools.partial(race.race, clock=clock))
     crossed = [step(session, dense=True) for _ in range(6)]
     # By `measure` nobody knows yet who has the backward operator's problem.
     assert crossed[0] == (policy == "measure")
@@ -76,7 +76,7 @@ def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch)
     assert not step(session, dense=True), "a new plan knows"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("forward", "backward", "crosses"),
     [
         (0.95, 1.5, False),
@@ -138,7 +138,7 @@ def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, 
 
 @pytest.mark.parametrize(("spoilt", "expected"), [(1, 2), (99, RACES)])
 def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
-    spoilt, expected, joining, monkeypatch, tmp_path
+    spoilt, expected, joining, monkeypatch, raced_by, tmp_path
 ):
     monkeypatch.setattr(Recall, "make", lambda *_: "1")
     pairs = []
@@ -156,7 +156,7 @@ def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
     for _ in range(RACES + 2):
         session, _ = learning(0.7, 0.7, "measure", tmp_path)
         joining(13, session.chooser.learner.clock)
-        monkeypatch.setattr(race, "race", functools.partial(noisy, race.race))
+        raced_by(functools.partial(noisy, race.race))
         for _ in range(2):
             step(session, dense=True)
         crossed.append(step(session, dense=True))
@@ -192,7 +192,7 @@ def test_a_pair_whose_race_others_disturb_is_not_kept_and_its_halves_decide(join
     assert len(pairs) == 2
 
 
-def test_a_pair_is_exported_and_shown(joining, monkeypatch, tmp_path):
+def test_a_pair_is_exported_and_shown(joining, monkeypatch, as_default, tmp_path):
     monkeypatch.setattr(Recall, "make", lambda *_: "1")
     session, _ = learning(0.7, 0.7, "measure", tmp_path / "one")
     joining(70, session.chooser.learner.clock)
@@ -203,7 +203,7 @@ def test_a_pair_is_exported_and_shown(joining, monkeypatch, tmp_path):
     (part,) = document["environments"]
     (pair,) = [e for e in part["entries"] if e["key"]["op"] == f"{FORWARD} with gradient"]
     assert pair["page"]["makes"] == {f"{FORWARD}: fast": "1", f"{BACKWARD}: fast": "1"}
-    monkeypatch.setattr(sessions, "_default", session)
+    as_default(session)
     rows = [row for row in wisdom.collect() if row["problem"]["op"] == f"{FORWARD} with gradient"]
     assert [row["chosen"] for row in rows] == ["torch"]
     assert "2 x float32[3, 4], float32[2]" in measured.described(rows[0]["problem"])
@@ -311,10 +311,10 @@ def test_on_a_device_that_the_call_waits_for_the_bridge_costs_nothing():
     assert not gradient_route.pays(choice((100, 10), (90, 10)), 16)
 
 
-def test_calls_that_nobody_differentiates_stop_crossing(monkeypatch):
+def test_calls_that_nobody_differentiates_stop_crossing(raced_by):
     session, _ = learning(1.5, 1.5, "measure")
     clock = session.chooser.learner.clock
-    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
+    raced_by(functools.partial(race.race, clock=clock))
     assert [step(session, back=False) for _ in range(SCOUTS + 4)] == [True] * SCOUTS + [False] * 4
 
 

@@ -10,6 +10,7 @@ import torch
 from nxcore.errors import UnsupportedProblemError
 from nxcore.spec.problem import Problem
 from tests.null import fakes
+from tests.table import for_each
 
 IMAGE, FILTER, PAIR = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1), (torch.ones(4), torch.ones(4))
 
@@ -19,7 +20,7 @@ def problem(op, *args):
     return Problem.of(spec, spec.bind(*args))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("op", "args", "why"),
     [
         ("add", (torch.ones(0, 3), torch.ones(3)), "nothing to compute: x has shape (0, 3)"),

@@ -14,6 +14,7 @@ import torch
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
+from tests.table import for_each
 
 CALLS = 10_000
 SHARE = max(1000, CALLS // (2 * len(fakes.DIFFERENTIABLE)))
@@ -76,7 +77,7 @@ def test_a_leak_would_be_seen() -> None:
     assert max(left(lambda: kept.append([]), 1000) for _ in range(5)) > A_LEAK
 
 
-@pytest.mark.parametrize("op", fakes.DIFFERENTIABLE)
+@for_each("op", fakes.DIFFERENTIABLE)
 def test_calls_leave_no_object_behind(op: str) -> None:
     session = fakes.session(fakes.backend())
     operator, args = session.op(op), operands(op)
@@ -88,7 +89,7 @@ def test_calls_leave_no_object_behind(op: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-@pytest.mark.parametrize("op", fakes.DIFFERENTIABLE)
+@for_each("op", fakes.DIFFERENTIABLE)
 def test_calls_leave_no_memory_of_the_device_behind(op: str, backend: str) -> None:
     # An audit keeps copies until CUDA has reached them.
     session = Session(Settings(audit=False))
@@ -104,7 +105,7 @@ def test_calls_leave_no_memory_of_the_device_behind(op: str, backend: str) -> No
             assert torch.cuda.memory_allocated() == before
 
 
-@pytest.mark.parametrize("op", sorted(fakes.SPECS))
+@for_each("op", sorted(fakes.SPECS))
 def test_inference_mode_is_served_by_the_same_plan(op: str) -> None:
     session = fakes.session(fakes.backend())
     operator, args = session.op(op), operands(op)

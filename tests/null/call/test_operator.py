@@ -16,6 +16,7 @@ from nxcore.call import operator as operators
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from tests.null import fakes
+from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 W = torch.tensor([0.1, -0.2, 0.3])
@@ -49,7 +50,7 @@ def test_the_signature_is_the_operators_own(session):
     assert str(inspect.signature(session.op("softmax_sum"))) == "(xs, logits)"
 
 
-@pytest.mark.parametrize("name", fakes.SPECS)
+@for_each("name", fakes.SPECS)
 def test_an_operator_carries_its_name_and_documentation(session, name):
     op = session.op(name)
     assert (op.__name__, op.__doc__) == (name, fakes.SPECS[name].reference.__doc__)
@@ -91,7 +92,7 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("what", NEAR)
+@for_each("what", NEAR)
 def test_a_third_call_is_near(session, monkeypatch, what):
     op = session.op(what.partition(" ")[0])
     for _ in range(2):
@@ -314,8 +315,8 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("warm", [0, 1, 2], ids=["cold", "far", "near"])
-@pytest.mark.parametrize("what", UNUSUAL)
+@for_each("warm", [0, 1, 2], ids=["cold", "far", "near"])
+@for_each("what", UNUSUAL)
 def test_what_is_unusual_is_torchs_and_right(what, warm):
     kernel = fakes.Counter(fakes.SPECS["sum"].reference)
     session = fakes.session(fakes.backend("fake", fakes.kernel("sum", kernel)))
@@ -328,7 +329,7 @@ def test_what_is_unusual_is_torchs_and_right(what, warm):
         assert kernel.count == before
 
 
-@pytest.mark.parametrize("what", UNUSUAL)
+@for_each("what", UNUSUAL)
 def test_what_is_unusual_is_refused_where_one_backend_was_asked_for(session, what):
     call, reason = UNUSUAL[what]
     with pytest.raises(

@@ -12,6 +12,7 @@ from nxcore.call.overlap import overlap
 from nxcore.context import KernelWarning
 from nxcore.errors import InvalidInputError
 from tests.null import fakes
+from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 ADD = fakes.SPECS["add"].reference
@@ -37,8 +38,8 @@ def test_out_may_be_an_input(backend):
     assert torch.equal(x, 2 * X)
 
 
-@pytest.mark.parametrize("safe", [False, True])
-@pytest.mark.parametrize("view", [False, True], ids=["itself", "a_view"])
+@for_each("safe", [False, True])
+@for_each("view", [False, True], ids=["itself", "a_view"])
 def test_only_a_kernel_that_claims_it_may_work_in_place(safe, view):
     session, use = preferring(fakes.kernel("add", in_place_safe=safe))
     x = X.clone()

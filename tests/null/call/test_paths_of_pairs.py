@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nxcore.choose.recall import Recall
 from nxcore.graphs.graphed import deciding
 from nxcore.spec import launched
 from tests.null.call.crossing import learning, races, step
+from tests.table import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("us", "first", "races_later"),
     [(13, "python", 0), (13, "compiled", 1), (70, "python", 1), (70, "compiled", 0)],
 )

@@ -19,6 +19,7 @@ from nxcore.settings import Settings
 from nxcore.spec import problem as problems
 from nxcore.store.lock import Lock
 from tests.null import fakes
+from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 
@@ -166,7 +167,7 @@ def test_what_by_kernel_met_is_checked_in_a_call():
             op(integers)
 
 
-@pytest.mark.parametrize("name", fakes.SPECS)
+@for_each("name", fakes.SPECS)
 def test_every_error_is_raised_at_the_first_call_and_later(name):
     spec = fakes.SPECS[name]
     for case in spec.errors:

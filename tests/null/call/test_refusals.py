@@ -18,6 +18,7 @@ from nxcore.settings import Settings
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
 from tests.null import fakes
+from tests.table import for_each
 
 GATE = nxcore.pointwise("silu(x) * y + slope", slope=0.5).spec
 SPECS = fakes.SPECS | {"gate": GATE}
@@ -111,7 +112,7 @@ def fresh(name: str) -> list[tuple[Args, Any]]:
     return [(args, outcome(operator(name, native=False).run, args)) for args in bad(SPECS[name])]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@for_each("name", SPECS)
 def test_what_is_refused_at_first_is_refused_after_other_calls(name):
     op, spec = operator(name), SPECS[name]
     for count in (8, 32):
@@ -124,10 +125,8 @@ def test_what_is_refused_at_first_is_refused_after_other_calls(name):
                 assert op.by_kernel(*args) is None, "it is the caller's to refuse"
 
 
-@pytest.mark.parametrize("policy", ["estimate", "frozen", "measure"])
-@pytest.mark.parametrize(
-    "name", ["add", "entropy", "gate", "softmax_sum", "sum", "depthwise_conv2d", "max_pool2d"]
-)
+@for_each("policy", ["estimate", "frozen", "measure"])
+@for_each("name", ["add", "entropy", "gate", "softmax_sum", "sum", "depthwise_conv2d", "max_pool2d"])
 def test_it_is_so_under_each_policy(name, policy):
     op = operator(name, policy=policy)
     for args in others(SPECS[name], 8):
@@ -136,7 +135,7 @@ def test_it_is_so_under_each_policy(name, policy):
         assert outcome(op.run, args) == outcome(op.run, args) == expected
 
 
-@pytest.mark.parametrize("name", ["add", "entropy", "softmax_sum", "max_pool2d"])
+@for_each("name", ["add", "entropy", "softmax_sum", "max_pool2d"])
 def test_it_is_so_under_a_preference_and_of_one_backend(name):
     session = Session(Settings(), fakes.registry(fakes.backend()), fakes.QUICK)
     with session.use("fake"):
@@ -184,7 +183,7 @@ def test_equal_values_of_other_classes_are_other_values():
 MAPS = [lambda n: n + 100, lambda n: 3 * n + 100]
 
 
-@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.holds == "alike"])
+@for_each("name", [name for name, spec in SPECS.items() if spec.holds == "alike"])
 def test_a_check_that_compares_sizes_holds_for_others(name):
     spec = SPECS[name]
     valid = [s.build(spec, "meta", torch.float32) for s in spec.samples]
@@ -199,7 +198,7 @@ def test_a_check_that_compares_sizes_holds_for_others(name):
             assert got[:1] == expected[:1], [tuple(t.shape) for t in tensors_of(frozen)]
 
 
-@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.holds == "larger"])
+@for_each("name", [name for name, spec in SPECS.items() if spec.holds == "larger"])
 def test_a_check_that_passes_for_an_image_passes_for_larger_ones(name):
     spec = SPECS[name]
     for sample in fakes.modest(spec):

@@ -46,8 +46,8 @@ def absent(calls):
 
 
 @pytest.fixture
-def pretending(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", torch.cuda.get_device_properties)
+def pretending(monkeypatch, cuda_answers):
+    cuda_answers(get_device_properties=torch.cuda.get_device_properties)
     monkeypatch.setattr(workers, "properties", lambda device: FACTS)
 
 
@@ -153,7 +153,9 @@ def test_a_backend_that_needs_the_device_is_left_to_the_program(pretending):
 
 
 @pytest.mark.parametrize("missing", [False, True, "fails"])
-def test_a_gpu_s_code_that_a_launch_would_compile_is_looked_for_on_disk(missing, pretending, monkeypatch):
+def test_a_gpu_s_code_that_a_launch_would_compile_is_looked_for_on_disk(
+    missing, pretending, monkeypatch, cuda_answers
+):
     def look(kernel, problem, capability):
         assert capability == (9, 0)
         if missing == "fails":
@@ -161,7 +163,7 @@ def test_a_gpu_s_code_that_a_launch_would_compile_is_looked_for_on_disk(missing,
         if missing:
             compiling("a launch")
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda_answers(get_device_capability=lambda device: (9, 0))
     monkeypatch.setattr(ahead, "current", lambda device: contextlib.nullcontext())
     kernel = fakes.kernel("add", announces=True)
     backend = fakes.replace(fakes.backend("gpu", kernel), ahead=look)

@@ -17,13 +17,13 @@ from tests.null.choose.learn.test_exploration import X, learning
 
 
 @pytest.fixture
-def recorded(monkeypatch, tmp_path):
+def recorded(monkeypatch, raced_by, tmp_path):
     """Return a function that returns a session with a record, and the kernels that its gate verifies."""
     clock = fakes.Clock()
     monkeypatch.setattr(beforehand, "DEVICES", ("cpu",))
     fakes.identified(monkeypatch)
     monkeypatch.setattr(fakes, "Clock", lambda: clock)
-    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
+    raced_by(functools.partial(racing.race, clock=clock))
 
     def made(**us):
         with in_force(at_once=True):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.choose import foreign
 from nxcore.choose.explanation import BY_RULE, Explanation, ago
 from nxcore.choose.learn.budget import Pace
@@ -26,6 +25,7 @@ from nxcore.store.pages import Page
 from nxcore.store.wisdom import digest, key
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
@@ -129,7 +129,7 @@ def test_what_was_kept_still_has_its_ratios(machine, monkeypatch):
     assert again.p_value == first.p_value is not None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("seconds", "text"),
     [
         (0.2, "less than a second ago"),
@@ -240,7 +240,7 @@ def test_a_device_of_which_nothing_is_known_is_refused(store):
 # ---- the command line
 
 
-@pytest.mark.parametrize("op", sorted(SPECS))
+@for_each("op", sorted(SPECS))
 def test_two_problems_that_differ_never_look_the_same(op):
     spec, texts = SPECS[op], {}
     for sample in spec.samples:
@@ -265,8 +265,8 @@ def test_a_problem_tells_what_is_not_as_usual():
 
 
 @pytest.fixture
-def default(machine, monkeypatch):
-    monkeypatch.setattr(sessions, "_default", machine)
+def default(machine, as_default):
+    as_default(machine)
     return machine
 
 

@@ -314,12 +314,12 @@ def test_a_wrong_result_is_found_by_the_watch(world):
     assert session.gate.refusal(backend, kernel, problem(1024)) is not None, "it is in quarantine"
 
 
-def test_a_size_at_which_it_is_slower_is_found_and_learnt(world, caplog, monkeypatch):
+def test_a_size_at_which_it_is_slower_is_found_and_learnt(world, caplog, raced_by):
     """The kernel takes 1.3 times as long as torch here, other than at both ends."""
     from nxcore.measure import race
 
     run = race.race
-    monkeypatch.setattr(race, "race", lambda *a, **k: run(*a, **{**k, "clock": world.clock}))
+    raced_by(lambda *a, **k: run(*a, **{**k, "clock": world.clock}))
     session = world.process(fast=130)
     record(session, torch=100, fast=50)
     assert called(session, 1024, RARE + 1).decision.rule == "family"

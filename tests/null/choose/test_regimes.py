@@ -13,7 +13,6 @@ from nxcore.call import wrappers
 from nxcore.choose import contenders
 from nxcore.choose.contenders import AGAIN
 from nxcore.context import KernelWarning
-from nxcore.measure import race
 from nxcore.measure.timing import REGIMES, Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -67,14 +66,14 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def machine(tmp_path, monkeypatch, cuda_answers, raced_by):
     found = Machine(tmp_path)
-    monkeypatch.setattr(race, "race", found.race)
+    raced_by(found.race)
     monkeypatch.setattr(contenders, "regimes", lambda problem: REGIMES)
     fakes.identified(monkeypatch)
     for module in (session, wrappers):
         monkeypatch.setattr(module, "capturing", lambda problem: found.capturing)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
+    cuda_answers(is_current_stream_capturing=lambda: found.capturing)
     return found
 
 
@@ -105,11 +104,11 @@ def test_the_next_process_knows_both(machine):
     assert again.to_dict()["decision"]["captured"]["chosen"] == "late"
 
 
-def test_a_winner_in_both_is_called_without_a_question(machine, monkeypatch):
+def test_a_winner_in_both_is_called_without_a_question(machine, monkeypatch, cuda_answers):
     monkeypatch.setitem(TIMES, "light", (5, 1))
     op = machine.process().op("add")
     op(X, X)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", fakes.raising(AssertionError("asked")))
+    cuda_answers(is_current_stream_capturing=fakes.raising(AssertionError("asked")))
     assert machine.serving(op, X, X) == "light"
 
 

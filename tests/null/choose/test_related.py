@@ -9,7 +9,6 @@ import torch
 
 from nxcore.choose import families
 from nxcore.errors import InvalidInputError
-from nxcore.measure import race as racing
 from nxcore.measure.decision import Candidate, Decision, Interval
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -26,11 +25,11 @@ NEAR = (500, 2000)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_measured(monkeypatch):
+def _nothing_is_measured(monkeypatch, raced_by):
     def race(*args, **how):
         raise AssertionError("policy estimate measures nothing")
 
-    monkeypatch.setattr(racing, "race", race)
+    raced_by(race)
     fakes.identified(monkeypatch)
 
 

@@ -46,13 +46,13 @@ class Process:
 
 
 @pytest.fixture(autouse=True)
-def _processors(monkeypatch):
+def _processors(monkeypatch, raced_by):
     """Problems of the CPU are taken, and one clock tells the time of all kernels."""
     clock = fakes.Clock()
     monkeypatch.setattr(survey, "DEVICES", ("cpu",))
     fakes.identified(monkeypatch)
     monkeypatch.setattr(fakes, "Clock", lambda: clock)
-    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
+    raced_by(functools.partial(racing.race, clock=clock))
 
 
 def surveyed(process=None):
@@ -178,13 +178,13 @@ def test_without_memory_nothing_is_asked(monkeypatch):
     assert (process.tasks, found.takes(PROBLEM)) == ([], False)
 
 
-def test_the_program_keeps_most_of_the_free_memory(monkeypatch):
+def test_the_program_keeps_most_of_the_free_memory(cuda_answers):
     x = torch.empty(2**26, device="meta")  # 256 MiB
     problem, looks = SimpleNamespace(device=torch.device("cuda"), tensors=[x, x]), []
     for free, roomy in ((20 * 2**30, False), (21 * 2**30, True)):
         found, _, _, _ = surveyed()
         seen = free, 80 * 2**30
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, seen=seen: looks.append(1) or seen)
+        cuda_answers(mem_get_info=lambda device, seen=seen: looks.append(1) or seen)
         assert [found._room(problem) for _ in range(2)] == [roomy] * 2
     assert len(looks) == 2, "a network has a hundred problems at once"
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.bench import engine, head
 from nxcore.bench.engine import Bench
 from nxcore.bench.record import read
@@ -26,14 +25,14 @@ SMALL = ("bench", "add", "--fast", "--sample", "small", "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, as_default):
     """The default session, with one backend that is right and one that is wrong."""
     monkeypatch.setattr(engine, "FAST", fakes.QUICK)
     for module in (engine, head):  # the real ones take a second
         monkeypatch.setattr(module, "ceilings", lambda device: Ceilings(0.1, ((1, 1e13), (2, 1e13)), 1e14))
     kernels = {"ready": None, "zeros": lambda x, y, alpha, out: torch.add(x, y) * 0}
     found = fakes.session(*(fakes.backend(name, fakes.kernel("add", call)) for name, call in kernels.items()))
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
 
 
 def run(*words: str, status: int = 0) -> str:
@@ -160,11 +159,11 @@ def test_no_figure_of_a_size_class_is_cut(capsys):
         assert line.rstrip().endswith("missed")
 
 
-def test_without_a_kernel_there_is_nothing_to_race(monkeypatch):
+def test_without_a_kernel_there_is_nothing_to_race(monkeypatch, as_default):
     """Torch isn't raced with torch, for minutes, where no plugin is installed or none can run."""
     away = fakes.backend("away", fakes.kernel("add"), probe=lambda: no("no GPU"))
     for found in (fakes.session(), fakes.session(away)):
-        monkeypatch.setattr(sessions, "_default", found)
+        as_default(found)
         monkeypatch.setattr(Bench, "measure", lambda *_: pytest.fail("it races"))
         done = CliRunner().invoke(app, ["bench", "add", "sum", "--fast"])
         assert done.exit_code == 1

@@ -14,7 +14,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.bench import demo
 from nxcore.cli import app, main, terminal
 from nxcore.errors import InvalidInputError, NxcoreError, UnknownBackendError, UnknownOperatorError
@@ -27,6 +26,7 @@ from nxcore.store.files import Store
 from nxcore.trust.suspect import Suspect
 from tests import fresh
 from tests.null import fakes
+from tests.table import for_each
 
 SAD = Source("sad", "nxcore-sad 1.0")
 FAILED = BackendStatus("sad", "failed", "ImportError: no toolkit", "reinstall it", SAD)
@@ -34,14 +34,14 @@ COMMANDS = ("bench", "demo", "ops", "backends", "doctor", "explain", "report", "
 
 
 @pytest.fixture(autouse=True)
-def session(monkeypatch):
+def session(as_default):
     """The default session, with one backend that is ready and one that is not."""
     kernels = (fakes.kernel("add"), fakes.kernel("sum"))
     found = fakes.session(
         fakes.backend("fake", *kernels),
         fakes.backend("away", fakes.kernel("add"), probe=lambda: no("no GPU", hint="buy one")),
     )
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     return found
 
 
@@ -63,7 +63,7 @@ def test_help_names_every_command():
     assert run("-h") == text
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@for_each("command", COMMANDS)
 def test_every_command_explains_itself_and_speaks_json(command):
     assert "--json" in run(command, "--help")
 
@@ -104,10 +104,10 @@ def test_ops_lists_operators_with_their_kernels():
     assert found["sum_backward"]["gradient"] is None
 
 
-def test_ops_tells_which_package_an_operator_comes_from(monkeypatch):
+def test_ops_tells_which_package_an_operator_comes_from(as_default):
     session = fakes.session()
     session.registry.add_ops([fakes.twice()], Source("mine", "nxcore-mine 1.2.0"))
-    monkeypatch.setattr(sessions, "_default", session)
+    as_default(session)
     sources = {row["name"]: row["source"]["distribution"] for row in rows("ops")}
     assert sources == dict.fromkeys(fakes.SPECS, "nxcore-kernels") | {"twice": "nxcore-mine 1.2.0"}
     (line,) = (line for line in run("ops").splitlines() if line.split()[:1] == ["twice"])
@@ -231,10 +231,10 @@ def test_a_plugins_failed_check_makes_doctor_end_with_one(session):
     assert "install nvcc" in run("doctor", status=1)
 
 
-def test_doctor_without_a_plugin_tells_which_to_install(session, monkeypatch):
+def test_doctor_without_a_plugin_tells_which_to_install(session, as_default, cuda_answers):
     assert "plugins" not in {row["name"] for row in rows("doctor")}
-    monkeypatch.setattr(sessions, "_default", fakes.session())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    as_default(fakes.session())
+    cuda_answers(is_available=lambda: False)
     found = {row["name"]: row for row in rows("doctor")}["plugins"]
     assert (found["detail"], found["state"]) == ("none is installed: torch runs every call", "ok")
     assert found["fix"] == installing("nxcore-numba")
@@ -246,14 +246,14 @@ NAMES = ("first-backend-here", "second-backend-here")
 
 
 @pytest.fixture
-def narrow(monkeypatch):
+def narrow(monkeypatch, as_default):
     """The session of a machine that can't run two backends of long names, and a terminal of 80 columns."""
     away = [
         fakes.backend(name, fakes.kernel("max_pool2d_with_offsets"), probe=lambda: no("no GPU", hint=LONG))
         for name in NAMES
     ]
     here = fakes.backend("a-backend-that-is-here", fakes.kernel("max_pool2d_with_offsets"))
-    monkeypatch.setattr(sessions, "_default", fakes.session(here, *away))
+    as_default(fakes.session(here, *away))
     monkeypatch.setattr(
         terminal,
         "console",

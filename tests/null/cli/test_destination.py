@@ -7,7 +7,6 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.cli import app, destination
 from nxcore.errors import InvalidInputError
 from tests.null import fakes
@@ -24,8 +23,8 @@ WRITING = (
 
 
 @pytest.mark.parametrize("words", WRITING, ids=" ".join)
-def test_a_command_says_at_once_that_it_cannot_write(words, monkeypatch):
-    monkeypatch.setattr(sessions, "_default", fakes.session())
+def test_a_command_says_at_once_that_it_cannot_write(words, as_default):
+    as_default(fakes.session())
     with pytest.raises(InvalidInputError, match=r"^(FILE|--\w+) must be a f.*got /proc/self/nowhere/x: "):
         CliRunner().invoke(app, words, catch_exceptions=False)
 

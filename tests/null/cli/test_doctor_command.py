@@ -8,7 +8,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.offline import compilers
 from tests.null import fakes
@@ -17,11 +16,9 @@ X = torch.ones(3)
 
 
 @pytest.fixture
-def trace(monkeypatch, tmp_path):
+def trace(as_default, tmp_path):
     """The problem of one call, in a session with one kernel for it."""
-    monkeypatch.setattr(
-        sessions, "_default", found := fakes.session(fakes.backend("fake", fakes.kernel("add")))
-    )
+    as_default(found := fakes.session(fakes.backend("fake", fakes.kernel("add"))))
     with found.record(path := tmp_path / "trace.jsonl"):
         found.op("add")(X, X)
     return path
@@ -66,19 +63,19 @@ def test_what_isnt_known_is_told_and_what_is_on_disk_isnt(trace, monkeypatch):
     assert "what is compiled first" not in run("--from-trace", trace)
 
 
-def test_without_a_trace_it_is_of_the_calls_on_record(trace, monkeypatch):
+def test_without_a_trace_it_is_of_the_calls_on_record(trace, monkeypatch, cuda_answers):
     asked = []
     monkeypatch.setattr(compilers, "on_record", lambda session, device: asked.append(device.type) or [])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda_answers(is_available=lambda: False)
     found = row()
     assert asked == ["cpu"]
     assert found["detail"].startswith("0 calls on record for ")
     assert found["detail"].endswith("; none needs a compiler")
 
 
-def test_calls_of_devices_that_arent_here_are_counted(trace, monkeypatch):
+def test_calls_of_devices_that_arent_here_are_counted(trace, cuda_answers):
     trace.write_text(trace.read_text().replace('"cpu"', '"cuda"'))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda_answers(is_available=lambda: False)
     found = row("--from-trace", trace)
     here = "0 calls of trace.jsonl for no device of this machine"
     assert found["detail"] == f"{here}; 1 calls of other devices; none needs a compiler"

@@ -17,6 +17,7 @@ from nxcore.spec.kernel import Check, no
 from tests.null import fakes
 from tests.pages.blocks import ROOT
 from tests.strict import strict
+from tests.table import for_each
 
 TRACED = '{"op": "add", "count": 2, "devices": ["cpu", "cpu"], "needs_grad": false, "aliased": false, '
 TRACED += '"x": {"dtype": "float32", "shape": [4], "strides": [1]}, '
@@ -94,7 +95,7 @@ def done(tmp_path_factory):
         yield printed
 
 
-@pytest.mark.parametrize("command", PRINTING)
+@for_each("command", PRINTING)
 def test_json_is_standard(command, done):
     got = done[command]
     assert got.exit_code in (0, 1), (got.output, got.exception)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nxcore import cli
-from nxcore import session as sessions
 from tests.null import fakes
+from tests.table import for_each
 
 DEEP = "[" * 100_000
 ODD = {
@@ -56,9 +56,9 @@ COMMANDS = [
 
 
 @pytest.fixture(autouse=True)
-def session(monkeypatch):
+def session(as_default):
     found = fakes.session(fakes.backend("fake", fakes.kernel("add")))
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
 
 
 def ended(monkeypatch, capsys, words: list[str]) -> tuple[int, str, str]:
@@ -80,8 +80,8 @@ def made(folder: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("content", ODD.values(), ids=ODD)
-@pytest.mark.parametrize("command", COMMANDS)
+@for_each("content", ODD.values(), ids=ODD)
+@for_each("command", COMMANDS)
 def test_a_file_that_a_command_cannot_take_is_said_in_a_line(command, content, tmp_path, monkeypatch, capsys):
     path = made(tmp_path, content)
     monkeypatch.chdir(tmp_path)
@@ -97,7 +97,7 @@ def test_a_file_that_a_command_cannot_take_is_said_in_a_line(command, content, t
 ASKED = b'{"data": "digits", "root": null, "seed": 0, "side": null}'
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "content"),
     [
         *(("search.json", content) for content in ODD.values() if isinstance(content, bytes)),
@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_search_is_not_resumed(name, content, tmp_path, monk
     assert len(errors.splitlines()) == 1, errors
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("model", "said"),
     [
         ("torch.nn:Linear", "callable without arguments, but torch.nn:Linear raised TypeError"),
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_made_or_run_is_said_in_a_line(model, said, tmp_p
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "words",
     [
         "ops nothing",

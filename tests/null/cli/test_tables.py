@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from nxcore import session as sessions
 from nxcore.cli import measured
 from tests.null import fakes
 from tests.null.cli import test_cli as cli
 
 
 @pytest.fixture
-def session(monkeypatch):
-    monkeypatch.setattr(
-        sessions, "_default", found := fakes.session(fakes.backend("fake", fakes.kernel("add")))
-    )
+def session(as_default):
+    as_default(found := fakes.session(fakes.backend("fake", fakes.kernel("add"))))
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from nxcore.cli import terminal
+from tests.table import for_each
 
 NAME = "a_name_that_is_about_as_long_as_the_longest"
 ROWS = [
@@ -40,8 +41,8 @@ def printed(monkeypatch, capsys):
     return text
 
 
-@pytest.mark.parametrize("show", [terminal.show, terminal.show_whole], ids=["words", "lines"])
-@pytest.mark.parametrize("width", [50, 60, 80, 100])
+@for_each("show", [terminal.show, terminal.show_whole], ids=["words", "lines"])
+@for_each("width", [50, 60, 80, 100])
 def test_no_line_is_wider_than_the_terminal(printed, show, width):
     lines = printed(show, width)
     assert max(map(len, lines)) <= width

@@ -8,7 +8,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.cli import verify as command
 from nxcore.errors import UnknownOperatorError
@@ -25,13 +24,13 @@ def wrong(x, dim, keepdim):
 
 
 @pytest.fixture(autouse=True)
-def session(monkeypatch):
+def session(as_default):
     """The default session: a backend that is right in add and wrong in sum, and one that can't run."""
     found = fakes.session(
         fakes.backend("fake", fakes.kernel("add", **HOW), fakes.kernel("sum", wrong, **HOW)),
         fakes.backend("away", fakes.kernel("add", **HOW), probe=lambda: no("no GPU")),
     )
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     return found
 
 

@@ -11,6 +11,7 @@ import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.expression.activations import ACTIVATIONS
 from nxcore.interop import autocast
+from tests.table import for_each
 
 TORCHS = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -34,8 +35,8 @@ def tensors(name, dtype):
     return [torch.cat([edges, t]).requires_grad_() for t in drawn]
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("numbers", [False, True], ids=["defaults", "numbers"])
+@for_each("name", ACTIVATIONS)
+@for_each("numbers", [False, True], ids=["defaults", "numbers"])
 def test_it_is_what_torch_computes(name, numbers):
     given = NUMBERS.get(name, ()) if numbers else ()
     operator = nxcore.op(name, backend="torch")
@@ -104,7 +105,7 @@ def casting():
     torch.set_autocast_dtype("cuda", before[1])
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@for_each("name", ACTIVATIONS)
 def test_autocast_does_to_it_what_it_does_to_torchs(name, casting):
     spec = nxcore.op(name).spec
     for dtype in (torch.float32, torch.float16):

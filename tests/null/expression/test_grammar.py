@@ -8,6 +8,7 @@ import pytest
 
 from nxcore.errors import ExpressionError
 from nxcore.expression.grammar import parsed
+from tests.table import for_each
 
 
 def fault(text, **numbers):
@@ -16,7 +17,7 @@ def fault(text, **numbers):
     return caught.value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "spelt"),
     [
         ("relu(x) * y + z", "relu(x) * y + z"),
@@ -50,7 +51,7 @@ def test_a_condition_may_be_a_tensor_of_bool():
     assert str(parsed("where(m, m * x, y)", {})) == "where(m, indicator(m) * x, y)"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "column", "why"),
     [
         ("relu(x) +* y", 9, "this is no expression: invalid syntax"),

@@ -10,6 +10,7 @@ from nxcore.expression.reference import quotient
 from nxcore.expression.samples import Samples
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.trust.truth import Truth, agreement, require_telling
+from tests.table import for_each
 
 TEXTS = (
     ("relu(x) * y + where(z > 0, z, slope * z)", {"slope": 0.1}),
@@ -26,8 +27,8 @@ SPECS = [spec for text, numbers in TEXTS for spec in specs(parsed(text, numbers)
 FEW = frozenset({"one_element", "zero_dimensions"})
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@for_each("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+@for_each("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_the_reference_agrees_with_float64(spec, dtype):
     for sample in spec.samples:
         if sample.tags & {"bench", "huge"}:
@@ -41,7 +42,7 @@ def test_the_reference_agrees_with_float64(spec, dtype):
             require_telling(truth, args, sample.name)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+@for_each("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
 def test_results_are_described_as_torch_lays_them_out(spec):
     told = 0
     for sample in spec.samples:
@@ -63,14 +64,14 @@ def test_results_are_described_as_torch_lays_them_out(spec):
     assert told > 3
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+@for_each("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
 def test_error_cases_raise(spec):
     for case in spec.errors:
         with pytest.raises(ValueError, match=case.match):
             spec.check(*case.build(spec))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "dtypes", "wanted"),
     [
         ("x + y", (torch.float16, torch.float32), torch.float32),

@@ -9,6 +9,7 @@ from nxcore.errors import ExpressionError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.plain import data, of_data
 from tests.null.expression.trees import random_expression
+from tests.table import for_each
 
 EXPRESSION = parsed("where(m, a * x, 2 * float16(y)) + (x > 0)", {"a": 2.0})
 
@@ -20,7 +21,7 @@ def test_what_json_keeps_comes_back():
         assert again.key == expression.key
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("place", "value", "why"),
     [
         ((0, 0), "x); import os; (x", "can't be the name of a parameter"),

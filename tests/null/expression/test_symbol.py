@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812  as everyone writes it
 from nxcore.errors import ExpressionError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.symbol import traced
+from tests.table import for_each
 
 weight = torch.ones(3)
 
@@ -20,7 +21,7 @@ def fault(function):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "text"),
     [
         (lambda x, y: torch.relu(x) * y, "relu(x) * y"),
@@ -53,7 +54,7 @@ def test_numbers_have_defaults():
     assert traced(leaky).key == parsed("where(x > 0, x, slope * x)", {"slope": 0.25}).key
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "why"),
     [
         (lambda x: x if x > 0 else 0 * x, "use where(x > 0, a, b) for `if x > 0`"),

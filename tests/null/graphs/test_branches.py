@@ -2,7 +2,6 @@
 
 import contextlib
 
-import pytest
 import torch
 from torch import nn
 
@@ -10,6 +9,7 @@ from nxcore.graphs import branches
 from nxcore.graphs.branches import READERS, branched, reader_of
 from nxcore.graphs.late import late
 from tests.nn.tape import _Notes
+from tests.table import for_each
 
 
 def operations():
@@ -35,8 +35,8 @@ def outcome(x, *, further=False):
     return [out, *grads, *torch.autograd.grad(grads[0].square().sum(), wanted)]
 
 
-@pytest.mark.parametrize("further", [False, True])
-@pytest.mark.parametrize("leaf", [False, True])
+@for_each("further", [False, True])
+@for_each("leaf", [False, True])
 def test_results_and_gradients_are_the_same(further, leaf):
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64).float().requires_grad_()
     given = x if leaf else x * 2
@@ -47,8 +47,8 @@ def test_results_and_gradients_are_the_same(further, leaf):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 3, READERS + 2])
-@pytest.mark.parametrize("further", [False, True])
+@for_each("count", [1, 3, READERS + 2])
+@for_each("further", [False, True])
 def test_readers_of_a_tensor_have_one_sum_of_their_gradients(count, further):
     x = torch.randn(2, 3).double().requires_grad_()
     found = []

@@ -143,9 +143,9 @@ def test_calls_are_captured_late_while_an_exploration_may_begin(monkeypatch):
     assert met_before_the_capture(monkeypatch, [Undecided()]) == MET
 
 
-def test_a_run_takes_the_choices_of_a_capture_where_it_is_compared(monkeypatch):
+def test_a_run_takes_the_choices_of_a_capture_where_it_is_compared(cuda_answers):
     """TF32 makes torch's kernels differ from others by more than a comparison allows."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    cuda_answers(is_current_stream_capturing=lambda: False)
     seen = []
 
     def eager(x):

@@ -125,12 +125,12 @@ def test_on_the_cpu_the_function_itself_is_run():
 
 
 @pytest.fixture
-def tape(monkeypatch):
+def tape(monkeypatch, cuda_answers):
     """A recorder on the CPU, whose tensors stand for CUDA's."""
     found = Tape()
     monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
     monkeypatch.setattr(graphed, "recorder_of", lambda device: found)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    cuda_answers(is_current_stream_capturing=lambda: False)
     return found
 
 
@@ -232,8 +232,8 @@ def test_while_another_thread_makes_a_capture_the_function_itself_is_run(tape):
     assert (tape.captured, len(run)) == (1, 1)
 
 
-def test_a_pool_that_no_graph_is_in_any_more_is_not_asked_for_again(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+def test_a_pool_that_no_graph_is_in_any_more_is_not_asked_for_again(cuda_answers):
+    cuda_answers(graph_pool_handle=object)
     pool, graph = Pool(), Tape()
     first = pool.handle
     pool.hold(graph)
@@ -293,8 +293,8 @@ def test_a_gradient_that_would_be_lost_is_refused(tape):
     assert tape.captured == 0
 
 
-def test_within_another_capture_the_function_itself_is_run(tape, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+def test_within_another_capture_the_function_itself_is_run(tape, cuda_answers):
+    cuda_answers(is_current_stream_capturing=lambda: True)
     torch.testing.assert_close(nxcore.graphed(double)(X), 2 * X)
     assert tape.captured == 0
 
@@ -313,8 +313,8 @@ def waiting(x):
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_a_failure_is_told_by_the_line_that_raised(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+def test_a_failure_is_told_by_the_line_that_raised(cuda_answers):
+    cuda_answers(is_current_stream_capturing=lambda: True)
     failure = Failure()
     with pytest.raises(CaptureError) as caught, failure.explained():  # noqa: PT012  as a capture ends
         try:
@@ -328,8 +328,8 @@ def test_a_failure_is_told_by_the_line_that_raised(monkeypatch):
     assert in_words(RuntimeError("")).startswith("fn can't be captured in a CUDA graph: RuntimeError: ;")
 
 
-def test_a_failure_before_the_capture_is_raised_as_it_is(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+def test_a_failure_before_the_capture_is_raised_as_it_is(cuda_answers):
+    cuda_answers(is_current_stream_capturing=lambda: False)
     failure = Failure()
     with pytest.raises(ValueError, match="its own"), failure.explained(), failure.noted():
         raise ValueError("its own")

@@ -1,11 +1,11 @@
 """Rows of a matrix, within a capture: the same gradient of the matrix, put together once."""
 
-import pytest
 import torch
 
 from nxcore.graphs.late import late
 from nxcore.graphs.rows import span_of
 from tests.nn.tape import _Notes
+from tests.table import for_each
 
 
 def matrix(leaf):
@@ -18,10 +18,10 @@ def weighed(spans):
     return sum((i + 1) * span.square().sum() for i, span in enumerate(spans))
 
 
-@pytest.mark.parametrize("further", [False, True])
-@pytest.mark.parametrize("rows", [(0, 1, 2, 3), (2, 0), (1, 1, -1)], ids=["all", "some", "twice"])
-@pytest.mark.parametrize("span", [(0, 6), (1, 6), (2, 5)])
-@pytest.mark.parametrize("leaf", [False, True])
+@for_each("further", [False, True])
+@for_each("rows", [(0, 1, 2, 3), (2, 0), (1, 1, -1)], ids=["all", "some", "twice"])
+@for_each("span", [(0, 6), (1, 6), (2, 5)])
+@for_each("leaf", [False, True])
 def test_the_gradient_is_the_same(leaf, span, rows, further):
     found = []
     for block in (False, True):
@@ -60,8 +60,8 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("what", PLAIN)
-@pytest.mark.parametrize("leaf", [False, True])
+@for_each("what", PLAIN)
+@for_each("leaf", [False, True])
 def test_any_other_vector_is_sliced(what, leaf):
     _, weights = matrix(leaf)
     with late():

@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore import session as sessions
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
 
 
 @pytest.fixture
-def session(monkeypatch):
+def session(as_default):
     """A session of fakes in the place of the default one, which is what torch.ops.nxcore calls."""
     found = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()), fakes.QUICK)
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()

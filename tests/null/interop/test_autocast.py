@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from nxcore import session as sessions
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.interop import autocast, library
 from tests.null import fakes
+from tests.table import for_each
 
 SPECS = fakes.SPECS
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -31,7 +31,7 @@ def outcome(function):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", SPECS)
+@for_each("name", SPECS)
 def test_results_are_torchs(name, device):
     spec, op = SPECS[name], fakes.session(fakes.backend()).op(name)
     for dtype in DTYPES:
@@ -43,7 +43,7 @@ def test_results_are_torchs(name, device):
                     torch.testing.assert_close(op.run(*args), want, equal_nan=True, atol=1e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.autocast])
+@for_each("name", [name for name, spec in SPECS.items() if spec.autocast])
 def test_kernels_serve(name):
     spec, session = SPECS[name], fakes.session(fakes.backend())
     args, op = spec.tagged("smoke")[0].build(spec, "cpu", torch.float32), session.op(name, backend="fake")
@@ -109,7 +109,7 @@ def missing(*_args, **_kwargs):
 
 
 @pytest.mark.parametrize("backend", ["fake", None])
-@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.autocast])
+@for_each("name", [name for name, spec in SPECS.items() if spec.autocast])
 def test_the_plan_of_a_call_is_kept(name, backend, monkeypatch):
     session = fakes.session(fakes.backend())
     spec, op = SPECS[name], session.op(name, backend=backend)
@@ -234,9 +234,9 @@ def test_a_kernel_that_fails_under_autocast_is_replaced():
 
 
 @pytest.mark.parametrize("name", ["depthwise_conv2d", "add", "softmax_sum"])
-def test_a_compiled_graph_casts_as_autocast_does(monkeypatch, name):
+def test_a_compiled_graph_casts_as_autocast_does(as_default, name):
     session = fakes.session(fakes.backend())
-    monkeypatch.setattr(sessions, "_default", session)
+    as_default(session)
     torch._dynamo.reset()
     spec = SPECS[name]
     args, op = spec.tagged("smoke")[0].build(spec, "cpu", torch.float32), session.op(name)

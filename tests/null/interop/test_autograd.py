@@ -14,6 +14,7 @@ from nxcore.interop.autograd import Differentiable
 from nxcore.spec.problem import Problem
 from nxcore.testing.memory import each
 from tests.null import fakes
+from tests.table import for_each
 
 
 def double(*shape: int) -> torch.Tensor:
@@ -103,7 +104,7 @@ def joined(result: torch.Tensor) -> bool:
     return result.grad_fn is not None and result.grad_fn.name() == "_JoinBackward"
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_gradients_are_torchs(case):
     name, make, kwargs = CASES[case]
     args = make()
@@ -118,7 +119,7 @@ def test_gradients_are_torchs(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_second_derivatives_are_right(case):
     name, make, kwargs = CASES[case]
     args, op = make(), operator(name)
@@ -151,7 +152,7 @@ def leaves_of(case: str):
     return each(CASES[case][1](), lambda t: t.detach().clone().requires_grad_(t.requires_grad))
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_gradients_survive_hooks_and_checkpoints(case):
     name, _, kwargs = CASES[case]
     args, op, gradient = leaves_of(case), operator(name), fakes.SPECS[name].gradient
@@ -191,8 +192,8 @@ FUNC = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch.func.jvp
-@pytest.mark.parametrize("what", FUNC)
-@pytest.mark.parametrize("case", CASES)
+@for_each("what", FUNC)
+@for_each("case", CASES)
 def test_transforms_are_torchs(case, what):
     name, make, kwargs = CASES[case]
     args, spec = tuple(make()), fakes.SPECS[name]
@@ -213,8 +214,8 @@ def test_transforms_are_torchs(case, what):
     torch.testing.assert_close(FUNC[what](among(op), first), FUNC[what](among(reference), first))
 
 
-@pytest.mark.parametrize("name", fakes.SPECS)
-@pytest.mark.parametrize("where", ["meta", "fake"])
+@for_each("name", fakes.SPECS)
+@for_each("where", ["meta", "fake"])
 def test_without_data_shapes_are_right(name, where):
     spec, op = fakes.SPECS[name], fakes.session(fakes.backend()).op(name)
     for sample in spec.tagged("smoke"):
@@ -239,7 +240,7 @@ def test_a_gradient_of_stride_zero_is_served():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_an_undefined_gradient_stays_undefined(case):
     name, make, kwargs = CASES[case]
     args = make()
@@ -279,7 +280,7 @@ def test_a_gradient_has_the_dtype_of_its_leaf():
     assert (x.grad.dtype, y.grad.dtype) == (torch.float32, torch.float64)
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each("case", CASES)
 def test_nothing_is_kept_after_backward(case):
     gc.freeze()  # what other tests left is millions of objects
     name, make, kwargs = CASES[case]

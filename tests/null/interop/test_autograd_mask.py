@@ -8,6 +8,7 @@ import torch
 from nxcore.interop import internals
 from tests.null import fakes
 from tests.null.interop.test_autograd import CASES, leaves_of
+from tests.table import for_each
 
 
 def test_the_backward_kernel_runs_and_gets_the_mask():
@@ -33,8 +34,8 @@ def test_the_backward_kernel_runs_and_gets_the_mask():
 LARGE, SMALL = 2**19, 4
 
 
-@pytest.mark.parametrize("size", [LARGE, SMALL])
-@pytest.mark.parametrize("ask", ["grad", "grad of a result", "inputs", "all"])
+@for_each("size", [LARGE, SMALL])
+@for_each("ask", ["grad", "grad of a result", "inputs", "all"])
 def test_a_pass_for_some_inputs_works_for_those_alone(ask, size):
     masks = []
 
@@ -111,7 +112,7 @@ def test_a_pass_for_many_leaves_asks_about_a_few(monkeypatch):
 SEVERAL = [case for case in CASES if len(fakes.leaves(CASES[case][1]())) > 1]
 
 
-@pytest.mark.parametrize("case", SEVERAL)
+@for_each("case", SEVERAL)
 def test_a_gradient_that_nobody_needs_is_not_computed(case):
     name, _, kwargs = CASES[case]
     spec, masks = fakes.SPECS[name], []

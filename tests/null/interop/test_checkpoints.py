@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from tests.null import fakes
+from tests.table import for_each
 
 
 class Refusing:
@@ -50,7 +51,7 @@ def test_an_operator_may_be_the_last_of_a_checkpoint():
         assert forward.count == before + 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     "hook",
     [refuse, functools.partial(refuse), Refusing(), Refusing().method],
     ids=lambda hook: type(hook).__name__,

@@ -11,11 +11,11 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from nxcore import session as sessions
 from nxcore.interop import library
 from nxcore.plugin import Param
 from tests.null import fakes
 from tests.paths import PATHS
+from tests.table import for_each
 
 SPECS = fakes.SPECS
 ONE_PATH = pytest.mark.parametrize("path", PATHS[-1:], indirect=True)
@@ -52,7 +52,7 @@ def nodes(counter) -> list[str]:
 
 @ONE_PATH
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPECS)
+@for_each("name", SPECS)
 def test_torchs_own_checks_pass(session, name):
     shell, args = library.define(SPECS[name]), args_of(name)
     if SPECS[name].gradient:
@@ -132,7 +132,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
 
 @ONE_PATH
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dynamic"), [*((name, True) for name in SIZES), ("softmax_sum", None)])
+@for_each(("name", "dynamic"), [*((name, True) for name in SIZES), ("softmax_sum", None)])
 def test_ten_sizes_are_one_graph(session, name, dynamic):
     spec, op = SPECS[name], session.op(name)
     function, counter = compiled(lambda *args: fakes.first(op(*args)) * 2, dynamic=dynamic)
@@ -277,12 +277,12 @@ SCALED = fakes.twice(
 
 
 @pytest.fixture
-def third_party(monkeypatch):
+def third_party(monkeypatch, as_default):
     """Return a function that makes the default session know a spec of somebody else's."""
 
     def made(spec):
         found = fakes.session(specs=[*SPECS.values(), spec])
-        monkeypatch.setattr(sessions, "_default", found)
+        as_default(found)
         monkeypatch.setattr(library, "SHELLS", dict(library.SHELLS))
         torch._dynamo.reset()
         return found.op(spec.name)
@@ -335,7 +335,7 @@ FUNC = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch.func.jvp
-@pytest.mark.parametrize(
+@for_each(
     ("what", "where"), [*((what, "traced") for what in FUNC), *((w, "direct") for w in FUNC if w != "jvp")]
 )  # torch gives a node no forward mode
 def test_a_transform_is_of_the_reference(session, what, where):

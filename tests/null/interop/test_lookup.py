@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.context import PREFERENCE, TRACED, Preference
 from tests.null import fakes
 from tests.null.interop.test_library import compiled, nodes
+from tests.table import for_each
 
 
-def test_an_operator_found_inside_the_function_is_the_same(monkeypatch):
+def test_an_operator_found_inside_the_function_is_the_same(monkeypatch, as_default):
     torch._dynamo.reset()
-    monkeypatch.setattr(sessions, "_default", None)  # the first call of a process
+    as_default(None)  # the first call of a process
     monkeypatch.setenv("NXCORE_BACKENDS", "")
     x = torch.ones(5)
     for found in (lambda x: nxcore.op("add")(x, 2.5, alpha=2), lambda x: nxcore.ops.add(x, 2.5, alpha=2)):
@@ -43,7 +43,7 @@ def preferring(block, call):
         return call()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@for_each("form", FORMS)
 def test_an_operator_is_looked_up_in_every_form(session, monkeypatch, form):
     monkeypatch.delitem(vars(nxcore.ops), "add", raising=False)
     x = torch.ones(5)

@@ -18,6 +18,7 @@ from nxcore.session import default
 from nxcore.settings import Settings
 from nxcore.spec.origin import installing
 from tests.null import fakes
+from tests.table import for_each
 
 EXTENSION = native.found().extension
 
@@ -135,7 +136,7 @@ CHANGES = {
 
 
 @COMPILED
-@pytest.mark.parametrize("what", CHANGES)
+@for_each("what", CHANGES)
 def test_another_call_goes_to_python(op, path, monkeypatch, what):
     for _ in range(2):
         op(X, X)

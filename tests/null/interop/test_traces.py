@@ -16,6 +16,7 @@ import nxcore
 from nxcore.interop import internals
 from nxcore.spec.problem import tensors_of
 from tests.null import fakes
+from tests.table import for_each
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::torch.jit.TracerWarning",
@@ -70,7 +71,7 @@ def traced(run: Any, args: tuple[Any, ...], needing: int | None, *, closed: bool
     return function(*others)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_trace_has_the_outcome_of_torchs_own(name):
     run, reference, args = called(name)
     last = len(floats(args)) - 1
@@ -83,8 +84,8 @@ def test_a_trace_has_the_outcome_of_torchs_own(name):
             torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("grad", [True, False])
+@for_each("name", CONVOLUTIONS)
+@for_each("grad", [True, False])
 def test_a_weight_that_is_no_argument_is_refused_as_by_torch(name, grad):
     run, _, args = called(name)
     tensors = [t.detach().clone().requires_grad_() for t in floats(args)]
@@ -162,7 +163,7 @@ def test_a_question_about_a_call_leaves_a_trace_as_it_is():
     assert torch.equal(torch.jit.trace(asking, (torch.ones(3),))(torch.ones(2)), 2 * torch.ones(2))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_symbolic_trace_has_one_node_for_a_call(name):
     run, _, args = called(name)
     op, tensors = nxcore.op(name), floats(args)

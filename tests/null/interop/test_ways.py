@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.null import fakes
+from tests.table import for_each
 
 DIVIDED = {
     "add",
@@ -59,7 +60,7 @@ def test_these_operators_divide_and_no_other() -> None:
     assert found == DIVIDED
 
 
-@pytest.mark.parametrize(("name", "sample"), cases())
+@for_each(("name", "sample"), cases())
 def test_the_results_of_the_parts_are_the_calls(name: str, sample: str) -> None:
     spec, args = fakes.SPECS[name], fakes.build(name, sample, torch.float64)
     tensors = fakes.leaves(list(args))

@@ -22,6 +22,7 @@ from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
 from tests.null import fakes
 from tests.null.interop.test_traces import given
+from tests.table import for_each
 
 FUNCTIONS_OF_ONE = sorted(
     name for name in WRITTEN if FUNCTIONS[name].args.startswith("v") and "v" not in FUNCTIONS[name].args[1:]
@@ -111,7 +112,7 @@ def compare(call: Any, reference: Any, args: tuple[Any, ...]) -> None:
 NAMES = [*fakes.DIFFERENTIABLE, *EXPRESSIONS]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_requested_backend_raises_only_where_torch_does(name):
     spec, _, args = made(name)
     op = operator(name, backend="fake")
@@ -122,7 +123,7 @@ def test_a_requested_backend_raises_only_where_torch_does(name):
     assert "Join" in fakes.first(result).grad_fn.name(), "torch's own autograd served it"
 
 
-@pytest.mark.parametrize("name", sorted(BY_RESULT))
+@for_each("name", sorted(BY_RESULT))
 def test_torch_saves_the_result_of_these_functions(name):
     spec, _, args = made(name)
     assert spec.gradient.result
@@ -152,7 +153,7 @@ def test_what_is_not_read_is_not_read(name):
                 assert not any(torch.isnan(g).any() for g in found)
 
 
-@pytest.mark.parametrize("name", ["entropy", "scaled", "blend", "tanh", "matmul"])
+@for_each("name", ["entropy", "scaled", "blend", "tanh", "matmul"])
 def test_second_derivatives_go_through_copies_and_results(name):
     _, _, args = made(name)
     op = operator(name, backend="fake")
@@ -160,7 +161,7 @@ def test_second_derivatives_go_through_copies_and_results(name):
     assert torch.autograd.gradgradcheck(lambda *tensors: op.run(*given(args, tensors)), floats)
 
 
-@pytest.mark.parametrize("name", ["entropy", "matmul", "softmax_sum", "sep_conv2d"])
+@for_each("name", ["entropy", "matmul", "softmax_sum", "sep_conv2d"])
 def test_a_checkpoint_restores_what_is_copied(name):
     spec, _, args = made(name)
     op = operator(name, backend="fake")
@@ -174,15 +175,15 @@ def test_a_checkpoint_restores_what_is_copied(name):
         torch.testing.assert_close(got, written(spec.reference, args, mask, None, None), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["entropy", "matmul", "softmax_sum", "weighted_sum"])
+@for_each("name", ["entropy", "matmul", "softmax_sum", "weighted_sum"])
 def test_the_operator_of_torchs_library_raises_only_where_torch_does(session, name):
     spec, _, args = made(name)
     shell = define(session.op(name).spec)
     compare(lambda *given_args: shell(given_args), spec.reference, args)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["blend", "gate", "tanh", "softmax_sum", "entropy"])
+@for_each("dtype", [torch.float16, torch.bfloat16])
+@for_each("name", ["blend", "gate", "tanh", "softmax_sum", "entropy"])
 def test_half_types_too(name, dtype):
     spec, _, args = made(name)
     halves = given(args, [t.to(dtype) for t in tensors_of(args)])
@@ -194,7 +195,7 @@ def test_half_types_too(name, dtype):
                 assert written(op.run, halves, mask, place, None) is not None
 
 
-@pytest.mark.parametrize("module", [nn.Tanh, nn.Sigmoid, nn.ReLU, nn.SiLU, nn.GELU, nn.ELU, nn.Softplus])
+@for_each("module", [nn.Tanh, nn.Sigmoid, nn.ReLU, nn.SiLU, nn.GELU, nn.ELU, nn.Softplus])
 def test_an_accelerated_activation_runs_a_loop_that_torchs_runs(module):
     plain = module()
     ours = copy.deepcopy(plain)

@@ -19,6 +19,7 @@ from nxcore.choose.contenders import AGAIN, timed
 from nxcore.measure.decision import SIGNIFICANCE, Candidate, decide, settled
 from nxcore.measure.race import Effort, Race, race
 from tests.null.fakes import Clock
+from tests.table import for_each
 
 CPU = torch.device("cpu")
 EFFORT = Effort((12, 20, 40), 1e-3, 1e9)
@@ -113,16 +114,16 @@ WAYS = pytest.mark.parametrize("way", [measured, learnt])
 
 
 @WAYS
-@pytest.mark.parametrize("world", [QUIET, DRIFT | {"drift": 3.0}, SPIKES], ids=["quiet", "steep", "spikes"])
-@pytest.mark.parametrize("times", [0.5, 0.9, 1.1, 1.9])
+@for_each("world", [QUIET, DRIFT | {"drift": 3.0}, SPIKES], ids=["quiet", "steep", "spikes"])
+@for_each("times", [0.5, 0.9, 1.1, 1.9])
 def test_ratios_are_recovered(way, world, times):
     found = [way(World(seed, **world), other=TORCH_US * times)["other"].ratio.median for seed in SEEDS]
     assert found == pytest.approx([1 / times] * len(found), rel=0.015)
 
 
 @WAYS
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("slower", [1.03, 1.05, 1.10])
+@for_each("world", WORLDS)
+@for_each("slower", [1.03, 1.05, 1.10])
 def test_what_is_slower_is_never_taken_for_faster(way, world, slower):
     for seed in SEEDS:
         found = way(World(seed, **WORLDS[world]), other=TORCH_US * slower)
@@ -132,15 +133,15 @@ def test_what_is_slower_is_never_taken_for_faster(way, world, slower):
 
 
 @WAYS
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(("faster", "least"), [(1.03, 0), (1.05, 0.5), (1.10, 1.0)])
+@for_each("world", WORLDS)
+@for_each(("faster", "least"), [(1.03, 0), (1.05, 0.5), (1.10, 1.0)])
 def test_what_is_faster_is_found(way, world, faster, least):
     found = [way(World(seed, **WORLDS[world]), other=TORCH_US / faster).chosen for seed in SEEDS]
     assert found.count("other") >= least * len(found)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("times", [1.10, 1.05, 1.03, 1 / 1.03, 1 / 1.10, 0.5])
+@for_each("world", WORLDS)
+@for_each("times", [1.10, 1.05, 1.03, 1 / 1.03, 1 / 1.10, 0.5])
 def test_learning_from_calls_comes_to_what_a_race_comes_to(world, times):
     both = [
         [way(World(seed, **WORLDS[world]), other=TORCH_US * times).chosen for seed in SEEDS]

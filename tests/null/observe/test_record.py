@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner
 
 import nxcore
-from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.expression.grammar import parsed
@@ -24,6 +23,7 @@ from nxcore.store.lock import Lock
 from nxcore.store.wisdom import digest, key
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 SAMPLES = [(op, s.name) for op, spec in SPECS.items() for s in spec.samples if not s.tags & {"bench", "huge"}]
 X = torch.arange(12.0).view(3, 4)
@@ -33,7 +33,7 @@ def lines(path):
     return [line for _, line in problems.read(path)]
 
 
-@pytest.mark.parametrize("op", SPECS)
+@for_each("op", SPECS)
 def test_every_problem_comes_back_from_its_line_and_its_arguments_are_like_it(op):
     spec, found = SPECS[op], 0
     for name in (name for of, name in SAMPLES if of == op):
@@ -188,9 +188,9 @@ def test_where_nothing_can_be_written_no_call_is_made(tmp_path):
 
 
 @pytest.fixture
-def default(monkeypatch):
+def default(as_default):
     found = fakes.session(fakes.backend())
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     return found
 
 

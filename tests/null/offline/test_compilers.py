@@ -95,14 +95,14 @@ def test_a_trace_is_read(tmp_path):
     assert compilers.of_trace(fakes.session(), path) == [problem()]
 
 
-def test_a_gpu_s_code_is_asked_of_its_backend(monkeypatch):
+def test_a_gpu_s_code_is_asked_of_its_backend(monkeypatch, cuda_answers):
     asked = []
 
     def ahead(kernel, problem, capability):
         asked.append((problem.op, capability))
         compiling("an image")
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda_answers(get_device_capability=lambda device: (9, 0))
     monkeypatch.setattr("nxcore.choose.ahead.current", lambda device: contextlib.nullcontext())
     backend = fakes.replace(fakes.backend("gpu", fakes.kernel("add")), ahead=ahead)
     there = moved(problem(), torch.device("cuda"))

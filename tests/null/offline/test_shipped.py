@@ -5,7 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.cli import app, doctor
 from nxcore.offline import shipped
 from nxcore.store import transfer
@@ -53,11 +52,11 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def session(monkeypatch, file):
+def session(monkeypatch, as_default, file):
     """The default session, with kernels of which slow has changed since the file was written."""
     slow = fakes.kernel("add"), fakes.kernel("sum")
     found = fakes.session(fakes.backend("fast", fakes.kernel("add")), fakes.backend("slow", *slow))
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     monkeypatch.setattr(shipped, "files", lambda: [file])
     fakes.identified(monkeypatch)
     return found

@@ -11,7 +11,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.measure import ceilings as limits
@@ -28,10 +27,10 @@ MODULE = "kernels_with_tiles"
 
 
 @pytest.fixture
-def tiled(monkeypatch):
+def tiled(monkeypatch, raced_by):
     """A kernel whose tiles take so many microseconds; 13 is wrong, and 99 more than there is room for."""
     clock = fakes.Clock()
-    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
+    raced_by(functools.partial(race.race, clock=clock))
     ceilings = limits.Ceilings(t0_us=1.0, bandwidths=((0, 1e11),), flops=1e12)
     monkeypatch.setattr(limits, "ceilings", lambda device: ceilings)
     module = types.ModuleType(MODULE)
@@ -83,8 +82,8 @@ def test_a_call_that_is_declined_says_why(tiled):
         swept(SPECS["add"], *tiled, fakes.build("add", "prime", torch.float16))
 
 
-def test_the_command_prints_a_table_and_json(tiled, monkeypatch):
-    monkeypatch.setattr(sessions, "_default", fakes.session(tiled[0]))
+def test_the_command_prints_a_table_and_json(tiled, as_default):
+    as_default(fakes.session(tiled[0]))
 
     def run(*words, status):
         done = CliRunner().invoke(app, ["tune", "add", "--sample", "prime", "--device", "cpu", *words])
@@ -106,9 +105,9 @@ def test_the_command_prints_a_table_and_json(tiled, monkeypatch):
 
 
 @pytest.mark.parametrize("verdict", [no("no GPU"), simulated("in an interpreter")], ids=lambda v: v.reason)
-def test_what_can_not_run_here_is_not_timed(tiled, monkeypatch, verdict):
+def test_what_can_not_run_here_is_not_timed(tiled, as_default, verdict):
     found = fakes.session(fakes.backend("tiled", tiled[1], probe=lambda: verdict))
-    monkeypatch.setattr(sessions, "_default", found)
+    as_default(found)
     done = CliRunner().invoke(app, ["tune", "add", "--tiles", "tiled", "--device", "cpu"])
     assert str(done.exception) == f"tiled can't be timed here: {verdict.reason}"
 

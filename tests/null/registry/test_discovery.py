@@ -14,6 +14,7 @@ from nxcore.registry.discovery import PluginWarning, discover
 from nxcore.spec.kernel import Check
 from tests.null import fakes
 from tests.null.fakes import Entry, plugin
+from tests.table import for_each
 
 
 def good(name: str = "good", **hooks) -> Entry:
@@ -87,7 +88,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@for_each("name", BROKEN)
 def test_a_broken_plugin_is_left_out_and_the_rest_goes_on(name):
     make, reason = BROKEN[name]
     with pytest.warns(PluginWarning, match=re.escape(reason)) as caught:
@@ -105,7 +106,7 @@ def test_a_broken_plugin_is_left_out_and_the_rest_goes_on(name):
     assert "NXCORE_DISABLE=bad" in status.hint
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@for_each("name", BROKEN)
 def test_strict_raises_at_a_broken_plugin(name):
     make, reason = BROKEN[name]
     with pytest.raises(PluginError, match=re.escape(reason)) as caught:

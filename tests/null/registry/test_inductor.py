@@ -118,12 +118,12 @@ class TestMachine:
         verdict = inductor.probe_cpu()
         assert verdict.reason == "needs Python's headers, but /nowhere/Python.h doesn't exist"
 
-    def test_no_device(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    def test_no_device(self, cuda_answers):
+        cuda_answers(is_available=lambda: False)
         assert inductor.probe_cuda().reason == "torch sees no CUDA device"
 
-    def test_triton_is_its_compiler_for_cuda(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    def test_triton_is_its_compiler_for_cuda(self, monkeypatch, cuda_answers):
+        cuda_answers(is_available=lambda: True)
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(inductor, "version", lambda name: "3.7.1")
         assert "TRITON_INTERPRET=1" in inductor.probe_cuda().reason

@@ -4,7 +4,6 @@ import ctypes
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from nxcore.spec.busy import busy
 
@@ -28,9 +27,9 @@ def library(fails="", asked=None):
 
 
 @pytest.fixture
-def device(monkeypatch):
+def device(cuda_answers):
     facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xAB, pci_device_id=1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    cuda_answers(get_device_properties=lambda index: facts)
     return facts
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from nxcore.spec.kernel import Code, no
 from nxcore.spec.needs import Place, at_most, needs
 from nxcore.spec.problem import Problem, TensorMeta
 from tests.null import fakes
+from tests.table import for_each
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -32,7 +32,7 @@ WIDE = torch.ones((2,) * 6).permute(0, 2, 4, 1, 3, 5)
 GRAD = torch.ones(1, 1, 2, 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("how", "problem", "code", "why"),
     [
         (

@@ -13,6 +13,7 @@ from nxcore.spec.pointwise import Pointwise
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.sample import rand
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 LAYOUTS = ("contiguous", "transposed", "sliced", "strided", "expanded", "channels_last")
 SHAPES = ((2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 1), (3, 1, 1), (5,), ())
@@ -72,7 +73,7 @@ def test_what_writes_into_an_argument_is_torchs():
         assert torch.mul(x, x, out=x) is x
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "sample"),
     [
         pytest.param(spec, s, id=f"{spec.name}-{s.name}")

@@ -13,6 +13,7 @@ from nxcore.spec.sample import rand
 from nxcore.trust.truth import without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 CPU = torch.device("cpu")
 LAYOUTS = ("contiguous", "transposed", "sliced", "strided", "expanded")
@@ -31,7 +32,7 @@ def tensor(name: str) -> torch.Tensor:
     return rand(*shape, layout=layout).build(CPU, torch.float32, 0)
 
 
-@pytest.mark.parametrize("name", TENSORS)
+@for_each("name", TENSORS)
 def test_a_description_has_the_tensors_own_facts(name):
     x = tensor(name)
     meta = TensorMeta.of(x)
@@ -46,18 +47,18 @@ def test_a_description_has_the_tensors_own_facts(name):
     assert TensorMeta.of(meta) is meta
 
 
-@pytest.mark.parametrize("name", TENSORS)
+@for_each("name", TENSORS)
 def test_is_contiguous_is_torchs(name):
     assert TensorMeta.of(tensor(name)).is_contiguous() == tensor(name).is_contiguous()
 
 
-@pytest.mark.parametrize("name", TENSORS)
+@for_each("name", TENSORS)
 def test_is_dense_is_torchs(name):
     x = tensor(name)
     assert TensorMeta.of(x).is_dense() == (is_dense(x) or x.numel() == 0)
 
 
-@pytest.mark.parametrize("name", TENSORS)
+@for_each("name", TENSORS)
 def test_empty_builds_the_same_layout(name):
     meta = TensorMeta.of(tensor(name))
     assert TensorMeta.of(meta.empty()) == meta
@@ -80,7 +81,7 @@ def listed(outputs):
     return tuple(listed(one) for one in outputs) if isinstance(outputs, tuple | list) else outputs
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@for_each("spec", SPECS.values(), ids=SPECS)
 def test_outputs_are_laid_out_as_the_reference_lays_them_out(spec):
     for sample in fakes.modest(spec):
         args = sample.build(spec, "cpu", torch.float32)
@@ -108,7 +109,7 @@ def test_of_plain_calls_the_spec_tells_the_outputs_and_torch_is_not_asked(op, ar
     assert Problem.of(spec, args).outputs == TensorMeta.of(fakes.SPECS[op].reference(*args))
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@for_each("spec", SPECS.values(), ids=SPECS)
 def test_a_problem_describes_every_tensor_in_order(spec):
     for sample in fakes.modest(spec):
         args = sample.build(spec, "cpu", torch.float32)

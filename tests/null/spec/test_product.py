@@ -1,16 +1,16 @@
 """Product: the fewest and largest products of any call."""
 
-import pytest
 import torch
 
 from nxcore.plugin import Product, TensorMeta
+from tests.table import for_each
 
 
 def of(a, b):
     return Product.of(*(TensorMeta.of(t) for t in (a, b, torch.matmul(a, b))))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("a", "b", "sizes", "batch"),
     [
         ((5, 6), (6, 4), (5, 4, 6), ()),

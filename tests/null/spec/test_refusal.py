@@ -15,6 +15,7 @@ from nxcore.measure.decision import Candidate
 from nxcore.spec.kernel import YES, Code, Refusal, no
 from nxcore.store import pages
 from tests.null import fakes
+from tests.table import for_each
 
 X = torch.ones(3, 4)
 SOURCES = [p for p in Path(nxcore.__file__).parent.rglob("*.py") if "testing" not in p.parts]
@@ -26,7 +27,7 @@ READS = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(SOURCES[0].parent.parent).as_posix())
+@for_each("path", SOURCES, ids=lambda p: p.relative_to(SOURCES[0].parent.parent).as_posix())
 def test_no_program_reads_a_reason(path):
     found = [line for line in path.read_text(encoding="utf-8").splitlines() if READS.search(line)]
     assert not [line for line in found if ".reason.splitlines" not in line and 'if "sample "' not in line]
@@ -77,7 +78,7 @@ def test_what_is_passing_is_told_by_the_code_alone():
     assert not passing(None)
 
 
-@pytest.mark.parametrize("code", list(Code))
+@for_each("code", list(Code))
 def test_a_record_keeps_a_refusal(code):
     kept = Candidate("fake", "fake", Refusal(code, "words")).to_dict()
     assert pages._candidate(kept) == Candidate("fake", "fake", Refusal(code, "words"))

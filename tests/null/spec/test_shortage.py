@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nxcore.spec.shortage import shortage
+from tests.table import for_each
 
 
 def caused(by):
@@ -22,7 +23,7 @@ def caused(by):
         return found
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error",
     [
         OSError(errno.ENOSPC, "No space left on device"),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nxcore.spec.turned import turned_windows
 from nxcore.spec.window import Window
+from tests.table import for_each
 
 
-@pytest.mark.parametrize("kernel", [(3, 2), (1, 5)], ids=str)
-@pytest.mark.parametrize("stride", [(1, 1), (2, 3), (4, 6)], ids=str)
-@pytest.mark.parametrize("padding", [0, 1, 7])
-@pytest.mark.parametrize("dilation", [(1, 1), (2, 3), (4, 1)], ids=str)
+@for_each("kernel", [(3, 2), (1, 5)], ids=str)
+@for_each("stride", [(1, 1), (2, 3), (4, 6)], ids=str)
+@for_each("padding", [0, 1, 7])
+@for_each("dilation", [(1, 1), (2, 3), (4, 1)], ids=str)
 def test_a_turned_window_sees_what_saw_its_pixels(kernel, stride, padding, dilation):
     window = Window.of_convolution((13, 14), kernel, stride, padding, dilation)
     seen = [set() for _ in range(2)]  # of each axis: pixel, tap, output

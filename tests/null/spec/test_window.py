@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.spec.window import Window, memory_format, pair
+from tests.table import for_each
 
 PAIRS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 IMAGES = st.tuples(st.integers(1, 13), st.integers(1, 13))
@@ -68,7 +69,7 @@ def test_a_pair_is_of_integers(value):
         pair(value, "stride")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "x",
     [
         torch.empty(2, 3, 4, 5),

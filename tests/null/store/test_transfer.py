@@ -37,10 +37,10 @@ def measured(folder, *shapes, policy="measure", **settings):
 
 
 @pytest.fixture
-def cli(tmp_path, monkeypatch):
+def cli(tmp_path, as_default):
     """The command line of a session that has measured two problems."""
     session = measured(tmp_path / "here", (3, 4), (5,))
-    monkeypatch.setattr(sessions, "_default", session)
+    as_default(session)
 
     def run(*words, status=0):
         done = CliRunner().invoke(app, ["wisdom", *map(str, words)])

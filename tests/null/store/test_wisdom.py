@@ -18,6 +18,7 @@ from nxcore.trust import gate
 from tests.null import fakes
 from tests.null.fakes import SPECS
 from tests.null.processes import ADD, Machine, X
+from tests.table import for_each
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_a_strict_backend_and_a_preference_measure_and_keep_nothing(machine):
     assert list(session.wisdom.pages(X.device)) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"decision": None},
@@ -244,7 +245,7 @@ def test_verdicts_are_asked_of_the_gate_all_the_same(machine, monkeypatch):
     assert asked == ["fast"]
 
 
-@pytest.mark.parametrize("op", sorted(SPECS))
+@for_each("op", sorted(SPECS))
 def test_every_problem_can_be_filed(op, tmp_path):
     """Whatever an operator's parameters are, such as a memory format: a file holds plain data."""
     for sample in SPECS[op].samples:

@@ -18,6 +18,7 @@ from nxcore.testing.cell import Broken, cells
 from tests.hostile.leaving import EFFECTS, leaving
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 pytest_plugins = "pytester"
 
@@ -212,7 +213,7 @@ ONLY = {  # what a kernel is wrong in, and nothing else
 }
 
 
-@pytest.mark.parametrize("op", SPECS)
+@for_each("op", SPECS)
 def test_the_reference_in_disguise_keeps_every_rule(op):
     row, *parts = examine(loopback(op))
     assert all(part.op != op for part in parts), "kernels that are made of it"
@@ -223,7 +224,7 @@ def test_the_reference_in_disguise_keeps_every_rule(op):
     assert row.microseconds or op in VIEWS
 
 
-@pytest.mark.parametrize("rule", BREAKS)
+@for_each("rule", BREAKS)
 def test_each_rule_refuses_what_it_is_there_for(rule):
     row = BREAKS[rule]()
     assert row.outcome == "wrong"

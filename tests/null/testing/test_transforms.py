@@ -15,6 +15,7 @@ from nxcore.spec.window import dense
 from nxcore.testing import transforms
 from nxcore.testing.cell import Broken, Cell, Inapplicable, cells
 from tests.null import fakes
+from tests.table import for_each
 
 REGISTRY = fakes.registry(fakes.backend())
 
@@ -61,7 +62,7 @@ def too_large(self, *args):
     return 1.1 * fakes.SPECS["add"].reference(*args)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@for_each("name", BY_NAME)
 def test_each_transform_refuses_what_is_wrong(monkeypatch, name):
     if name == "traced_gradient" and not NEWEST:
         pytest.skip("an older torch can't trace this gradient of the reference either")

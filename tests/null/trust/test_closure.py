@@ -8,6 +8,7 @@ import pytest
 from nxcore.trust.closure import Sources, digest
 from nxcore.trust.device_code import normalised
 from nxcore.trust.syntax import APART, Spelt
+from tests.table import for_each
 
 FILES = {
     "__init__.py": "from mine.planner import plan\n",
@@ -99,14 +100,14 @@ def edit(folder, name, was, now):
     (folder / name).write_text(text.replace(was, now))
 
 
-@pytest.mark.parametrize("edited", ALIKE.values(), ids=ALIKE)
+@for_each("edited", ALIKE.values(), ids=ALIKE)
 def test_what_runs_alike_has_the_same_digest(package, edited):
     before = identity(package)
     edit(package, *edited)
     assert identity(package) == before
 
 
-@pytest.mark.parametrize("edited", OTHERS.values(), ids=OTHERS)
+@for_each("edited", OTHERS.values(), ids=OTHERS)
 def test_what_runs_otherwise_has_another(package, edited):
     before = identity(package)
     edit(package, *edited)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from nxcore.trust.form import form, meet, misformed, spans, twin
+from tests.table import for_each
 
 X = torch.arange(12.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [
         lambda x: x,

@@ -10,11 +10,12 @@ from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.trust import samples
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tensor", "expected"),
     [
         (torch.zeros(2, 3, 4, 5), "contiguous"),
@@ -42,9 +43,7 @@ def test_a_call_is_laid_out_as_its_least_plain_tensor():
     assert layout_class([]) == "contiguous"
 
 
-@pytest.mark.parametrize(
-    "op", [n for n, s in SPECS.items() if not n.endswith(("sum_backward", "size_backward"))]
-)
+@for_each("op", [n for n, s in SPECS.items() if not n.endswith(("sum_backward", "size_backward"))])
 def test_every_operator_that_kernels_run_has_a_sample_of_every_layout(op):
     """Or a call laid out like that could go to no kernel at all."""
     if op.endswith("_backward") and all(

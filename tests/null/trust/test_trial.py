@@ -16,6 +16,7 @@ from nxcore.settings import Settings
 from nxcore.spec.kernel import Code
 from nxcore.trust import fingerprint, identity, trial
 from nxcore.trust.trial import ABSENT, BEGUN, ENDED, LOST, Outcome
+from tests.table import for_each
 
 PLUGIN = """
 import os, signal, time, torch
@@ -121,7 +122,7 @@ def test_a_kernel_that_hangs_in_its_trial_crashed(plugged, monkeypatch):
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "lines", "mark"),
     [
         (0, [BEGUN, ENDED], "passed"),

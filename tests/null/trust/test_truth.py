@@ -16,6 +16,7 @@ from nxcore.trust import samples
 from nxcore.trust.truth import Agreement, Truth, agreement, require_telling, without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 SUM, ADD, BLEND = SPECS["sum"], SPECS["add"], SPECS["softmax_sum"]
 
@@ -291,8 +292,8 @@ def test_the_error_is_absolute_where_zeros_are_right():
     assert 0 < zeros.error < 1e-30, "as small as the entropy itself; the relative error would be 1"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@for_each("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@for_each("spec", SPECS.values(), ids=SPECS)
 def test_every_sample_tells_right_from_wrong(spec, dtype):
     """The gate doesn't try these again. In 16 bits only smoke samples do."""
     samples = fakes.modest(spec) if dtype is torch.float32 else spec.tagged("smoke")
@@ -361,8 +362,8 @@ HALF_IN_HALF = {
 """Where torch's kernels for the CPU add up half types in their own precision."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@for_each("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@for_each("spec", SPECS.values(), ids=SPECS)
 def test_the_reference_passes_its_own_gates(spec, dtype):
     if dtype in HALF_IN_HALF.get(spec.name, ()) and not spec.idioms:
         pytest.skip("torch's own kernel for the CPU adds up in half precision")
@@ -373,8 +374,8 @@ def test_the_reference_passes_its_own_gates(spec, dtype):
 IDIOMS = [(spec, name) for spec in SPECS.values() for name in spec.idioms]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("spec", "name"), IDIOMS, ids=[f"{s.name}-{n}" for s, n in IDIOMS])
+@for_each("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@for_each(("spec", "name"), IDIOMS, ids=[f"{s.name}-{n}" for s, n in IDIOMS])
 def test_an_idiom_agrees_but_for_its_strides(spec, name, dtype):
     if dtype in HALF_IN_HALF.get(spec.name, ()):
         pytest.skip("torch's own kernel for the CPU adds up in half precision: it is refused here")

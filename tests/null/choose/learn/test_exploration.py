@@ -21,6 +21,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
@@ -222,9 +223,9 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
     assert page.policy == "online"
 
 
-def test_explaining_decides_now(monkeypatch):
+def test_explaining_decides_now(raced_by):
     session, _, runs = learning(torch=100, fast=50)
-    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=session.chooser.learner.clock))
+    raced_by(functools.partial(race.race, clock=session.chooser.learner.clock))
     ready(session, X, X)
     assert session.explain("add", X, X).decision.rule == "measured"
     runs.clear()
@@ -233,7 +234,7 @@ def test_explaining_decides_now(monkeypatch):
     assert set(runs) == {"fast"}
 
 
-@pytest.mark.parametrize("how", ["deterministic", "out", "empty", "estimate"])
+@for_each("how", ["deterministic", "out", "empty", "estimate"])
 def test_here_nothing_is_explored(how):
     session, _, runs = learning(torch=100, fast=50)
     torch.use_deterministic_algorithms(how == "deterministic")

@@ -28,6 +28,7 @@ from nxcore.trust.suspicion import confirmed
 from nxcore.trust.truth import without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 NOW = [0.0]
 """The time of the watches: tests set it forward."""
@@ -84,11 +85,11 @@ def test_the_first_calls_are_watched_and_some_audited_then_the_kernel_serves_dir
         assert (only(session)._audits, plan.func) == (len(watch.AUDITED) + 1, kernel)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wrong", "then", "convicted"),
     [(0, None, False), (1, None, True), (0, torch.relu_, False), (1, torch.relu_, False)],
 )
-@pytest.mark.parametrize("inference", [False, True])
+@for_each("inference", [False, True])
 def test_a_result_that_was_written_since_is_no_evidence(wrong, then, convicted, inference):
     """CUDA's audits are judged later, and an activation in place may have come between."""
     session, _ = watching()
@@ -283,7 +284,7 @@ def acquitted(op, args, result=None, kernel=None, changed=False):
     return confirmed(kernel or spec.reference, spec, args, result, changed=changed) == ""
 
 
-@pytest.mark.parametrize("op", sorted(SPECS))
+@for_each("op", sorted(SPECS))
 def test_the_reference_is_never_convicted(op):
     """On every small sample, those of NaN, infinities and denormals too; nor does it stray."""
     spec = SPECS[op]

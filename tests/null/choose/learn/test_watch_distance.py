@@ -66,10 +66,10 @@ def test_a_call_that_is_not_audited_runs_no_reference(monkeypatch):
             assert session.op("add")(X, X).equal(2 * X)
 
 
-def test_the_free_memory_is_asked_for_once_a_second(monkeypatch):
+def test_the_free_memory_is_asked_for_once_a_second(monkeypatch, cuda_answers):
     now, asked = [0.0], []
     monkeypatch.setattr(watches.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (400, 500))
+    cuda_answers(mem_get_info=lambda device: asked.append(device) or (400, 500))
     session, _ = watching()
     room, device = session.chooser.watches.room, torch.device("cuda", 0)
     assert [room(n, device) for n in (100, 101)] == [True, False]
