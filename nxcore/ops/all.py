@@ -10,32 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nxcore.ops.amax import mirror
 from nxcore.ops.any import flag_of
+from nxcore.ops.any import reference as some
 from nxcore.ops.sum import Dim
 from nxcore.plugin import OpSpec
 
 
+@mirror(some, {"elements, False": "elements, True"})
 def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Return whether every element along ``dim`` is other than 0.
-
-    Parameters
-    ----------
-    x : Tensor
-        Any shape, strides and dtype.
-    dim : int, sequence of int or None
-        The axes, one at least; all where None.
-    keepdim : bool, default False
-        Whether to keep the axes, with size 1.
-
-    Returns
-    -------
-    Tensor
-        bool; uint8 where ``x`` is. Over no elements, True.
-
-    Raises
-    ------
-    InvalidInputError
-        If an axis is out of range or named twice, or none is named.
 
     Examples
     --------

@@ -12,8 +12,9 @@ The other reductions share the checks, costs, samples and errors of this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ from nxcore.plugin import (
     require_flag,
     require_tensor,
 )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -165,6 +168,23 @@ ERRORS = (
 )
 
 
+def mirror(of: Callable[..., Any], words: Mapping[str, str] | None = None) -> Callable[[Function], Function]:
+    """Return a decorator that gives a function the sections of ``of``, between its summary and its examples.
+
+    ``words`` are words there, and what takes their place.
+    """
+    sections = (of.__doc__ or "").partition("\n\n")[2].partition("    Examples\n")[0]
+    for word, other in (words or {}).items():
+        sections = re.sub(rf"\b{word}\b", other, sections)
+
+    def give(function: Function) -> Function:
+        summary, _, examples = (function.__doc__ or "").partition("\n\n")
+        function.__doc__ = f"{summary}\n\n{sections}{examples}"
+        return function
+
+    return give
+
+
 def of_axes(name: str, reference: Callable[..., Any], **other: Any) -> OpSpec:
     """Return the spec of a reduction over any axes that never rounds."""
     shared: dict[str, Any] = {
@@ -187,7 +207,12 @@ def _backward(grad: Any, mask: tuple[bool, ...], x: Any, dim: Any, keepdim: Any)
     return grad, x, dim, keepdim
 
 
-SPEC = of_axes("amax", reference, gradient=Gradient("amax_backward", _backward, saves=("x",)))
+def of_extremes(name: str, reference: Callable[..., Any]) -> OpSpec:
+    """Return the spec of ``amax`` or ``amin``."""
+    return of_axes(name, reference, gradient=Gradient(f"{name}_backward", _backward, saves=("x",)))
+
+
+SPEC = of_extremes("amax", reference)
 
 
 def gradient(grad: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:

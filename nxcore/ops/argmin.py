@@ -11,31 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nxcore.ops.amax import mirror
 from nxcore.ops.argmax import index_of
+from nxcore.ops.argmax import reference as largest
 from nxcore.plugin import OpSpec
 
 
+@mirror(largest)
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return the index of the smallest element along ``dim``.
-
-    Parameters
-    ----------
-    x : Tensor
-        Any shape and strides, any dtype but bool and complex ones.
-    dim : int or None
-        The axis; None for the index among all elements, in torch's order.
-    keepdim : bool, default False
-        Whether to keep the axes, with size 1.
-
-    Returns
-    -------
-    Tensor
-        int64.
-
-    Raises
-    ------
-    InvalidInputError
-        If the axis is out of range or of size 0, or ``x`` is bool.
 
     Examples
     --------

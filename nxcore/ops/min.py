@@ -13,33 +13,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nxcore.ops.amax import mirror
 from nxcore.ops.max import at_indices, backward_at_indices, with_indices
+from nxcore.ops.max import gradient as gradient_of_largest
+from nxcore.ops.max import reference as largest
 from nxcore.plugin import OpSpec
 
 
+@mirror(largest)
 def reference(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Return the smallest element along ``dim``, and its index.
-
-    Parameters
-    ----------
-    x : Tensor
-        Any shape and strides, any dtype but complex ones.
-    dim : int
-        The axis.
-    keepdim : bool, default False
-        Whether to keep the axis, with size 1.
-
-    Returns
-    -------
-    values : Tensor
-        The dtype of ``x``.
-    indices : Tensor
-        int64, with the shape of ``values``.
-
-    Raises
-    ------
-    InvalidInputError
-        If the axis is out of range or of size 0.
 
     Examples
     --------
@@ -53,29 +36,9 @@ def reference(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
 SPEC: OpSpec = with_indices("min", reference)
 
 
+@mirror(gradient_of_largest, {"max": "min", "maxima": "minima"})
 def gradient(grad: Tensor, indices: Tensor, size: tuple[int, ...], dim: int, keepdim: bool = False) -> Tensor:
     """Return ``grad`` at ``indices`` along ``dim``, and 0 elsewhere.
-
-    Parameters
-    ----------
-    grad : Tensor
-        The gradient of the minima, with their shape for ``dim`` and ``keepdim``.
-    indices : Tensor
-        As ``min`` returns them.
-    size : tuple of int
-        The shape of the input.
-    dim, keepdim
-        As in ``min``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``size``, row-major, dtype of ``grad``.
-
-    Raises
-    ------
-    InvalidInputError
-        If the axis is out of range, or ``grad`` or ``indices`` isn't of the minima' shape.
 
     Examples
     --------

@@ -173,3 +173,23 @@ def test_indices_where_the_input_has_two_to_the_31_elements(backend):
     x[-1, -1] = 3.0
     values, indices = operator("max", backend)(x, 1)
     assert (float(values[-1]), int(indices[-1]), int(indices[:-1].sum())) == (3.0, 2**15, 0)
+
+
+def test_a_mirror_image_has_the_text_of_its_original():
+    from nxcore.ops.amax import mirror, reference
+
+    @mirror(reference, {"sequence": "list"})
+    def smallest():
+        """Return another.
+
+        Examples
+        --------
+        none
+        """
+
+    summary, sections = smallest.__doc__.split("\n\n", 1)
+    assert summary == "Return another."
+    assert "dim : int, list of int or None" in sections
+    assert "Raises" in sections
+    assert sections.count("Examples") == 1
+    assert "amax" not in sections.partition("Examples")[2]
