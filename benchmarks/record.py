@@ -46,7 +46,7 @@ def main() -> int:
     os.environ["NXCORE_CACHE"] = str(given.output.resolve())  # before the first session reads it
 
     from nxcore import session
-    from nxcore.cli import interruption, measured, tune
+    from nxcore.cli import interruption, tables, tune
     from nxcore.offline import ahead, order
     from nxcore.spec.device import available, describe
     from nxcore.store import transfer
@@ -66,13 +66,13 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_REAL, given.budget + GRACE_S)
     try:
         wanted = order.by_worth(registry, traces)
-        found = tune.collect(wanted, again=False, budget=given.budget, effort=ahead.IN_A_ROW)
+        found = tune.tuned(wanted, again=False, budget=given.budget, effort=ahead.IN_A_ROW)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         document = transfer.exported(session.default().wisdom.store)
         transfer.write(file, document)
         print(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
-    measured.tune(found)
+    tables.tune(found)
     return interruption.STATUS if found["stopped"] == "interrupted" else 0
 
 

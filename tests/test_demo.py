@@ -17,7 +17,7 @@ import nxcore
 from nxcore.bench import demo
 from nxcore.bench.demo import Cell, Report, Row
 from nxcore.bench.example import Step, compared, network
-from nxcore.cli import demo_tables
+from nxcore.cli import scoreboard
 from nxcore.measure.ceilings import Ceilings
 from nxcore.offline.status import Status
 from nxcore.offline.survey import Served
@@ -172,7 +172,7 @@ def _report() -> Report:
 
 
 def test_a_layer_and_the_step_are_shown_and_the_rest_on_request(capsys: pytest.CaptureFixture[str]) -> None:
-    demo_tables.demo(_report())
+    scoreboard.demo(_report())
     short = capsys.readouterr().out
     assert "the model's layer" in short
     assert "add, 7 elements" not in short
@@ -183,7 +183,7 @@ def test_a_layer_and_the_step_are_shown_and_the_rest_on_request(capsys: pytest.C
     assert "can't run here: away: no GPU; gone: no toolkit" in plain
     assert "only on request, by backend=: slow (why: nxcore backends)" in plain
     assert plain.count("no GPU") == 1
-    demo_tables.demo(_report(), everything=True)
+    scoreboard.demo(_report(), everything=True)
     rest = capsys.readouterr().out
     assert all(cell.title in rest for cell in _report().cells)
     assert "may exceed 100%" in " ".join(rest.split())
@@ -196,7 +196,7 @@ def test_a_wrong_kernel_is_named_in_the_summary(capsys: pytest.CaptureFixture[st
     cell = replace(report.cells[0], rows=(*report.cells[0].rows, Row("liar", "wrong", "off by one")))
     report = replace(report, cells=(cell, *report.cells[1:]))
     assert report.wrong
-    demo_tables.demo(report)
+    scoreboard.demo(report)
     assert "verified: liar: wrong;" in capsys.readouterr().out
 
 

@@ -105,7 +105,7 @@ NOTHING = {
         lambda t: "# A comment.\n" + t.replace("\ndef ", "\n# One.\ndef "),
     ),
     "docstrings of the core": ("nxcore/spec/window.py", lambda t: re.sub('"""Return ', '"""Give back ', t)),
-    "the command line": ("nxcore/cli/doctor.py", lambda t: t + "\nNEW = 1\n"),
+    "the command line": ("nxcore/cli/machine.py", lambda t: t + "\nNEW = 1\n"),
     "the report": ("nxcore/report/page.py", lambda t: t + "\nNEW = 1\n"),
     "the gate": ("nxcore/trust/gate.py", lambda t: t + "\nNEW = 1\n"),
     "the session": ("nxcore/session.py", lambda t: t + "\nNEW = 1\n"),

@@ -197,7 +197,7 @@ def run(
     Returns
     -------
     Report
-        Data only; ``nxcore.cli.demo_tables`` prints it.
+        Data only; ``nxcore.cli.scoreboard`` prints it.
 
     Raises
     ------

@@ -12,22 +12,7 @@ from typing import TextIO
 import typer
 
 from nxcore import __version__
-from nxcore.cli import (
-    backends,
-    bench,
-    cache,
-    demo,
-    doctor,
-    explain,
-    interruption,
-    ops,
-    quarantine,
-    report,
-    search,
-    tune,
-    verify,
-    wisdom,
-)
+from nxcore.cli import bench, explain, interruption, machine, operators, search, tune
 
 
 def _unwrapped(text: str) -> str:
@@ -44,14 +29,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (demo, ops, backends, doctor, explain, verify, tune, report, bench, search):
-    app.command(
-        name=module.__name__.rpartition(".")[2],
-        help=_unwrapped(module.command.__doc__ or ""),
-    )(module.command)
-app.add_typer(wisdom.app, name="wisdom")
-app.add_typer(quarantine.app, name="quarantine")
-app.add_typer(cache.app, name="cache")
+for command in (
+    bench.demo,
+    operators.ops,
+    machine.backends,
+    machine.doctor,
+    explain.explain,
+    operators.verify,
+    tune.tune,
+    bench.report,
+    bench.bench,
+    search.search,
+):
+    app.command(help=_unwrapped(command.__doc__ or ""))(command)
+app.add_typer(tune.wisdom, name="wisdom")
+app.add_typer(machine.quarantine, name="quarantine")
+app.add_typer(machine.cache, name="cache")
 
 
 _warn = warnings.showwarning

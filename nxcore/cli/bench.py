@@ -1,7 +1,8 @@
-"""``nxcore bench``: every kernel on its operator's real workloads, timed against torch's fastest idiom."""
+"""``nxcore bench``, ``demo`` and ``report``: kernels timed against torch, on workloads and a small model."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -126,13 +127,13 @@ def raced(
 
 def _more(bench: Bench) -> str:
     """Return what gives a device kernels to race."""
-    from nxcore.cli.doctor import PLUGINS
+    from nxcore.cli.machine import PLUGINS
     from nxcore.spec.origin import installing
 
     return f"nxcore doctor says why; or {installing(*PLUGINS[bench.device.type])}"
 
 
-def command(
+def bench(
     op: Annotated[list[str] | None, typer.Argument(help="Only these operators.")] = None,
     backend: Annotated[
         list[str] | None,
@@ -181,7 +182,7 @@ def command(
 
     Exit status 1 if one is wrong or faster than possible, or if there is none to race with torch.
     """
-    from nxcore.cli import destination, render
+    from nxcore.cli import render, scoreboard
 
     if compare is not None:
         raise typer.Exit(int(compared(*compare, margin, as_json=json)))
@@ -189,17 +190,17 @@ def command(
         from nxcore.offline.audit import audit as audited
 
         found = audited(device)
-        render.json(found) if json else render.audit(found)
+        render.json(found) if json else scoreboard.audit(found)
         return
     if record is not None:
-        destination.file(record, "--record")
+        render.file(record, "--record")
     from nxcore import session
     from nxcore.bench.cells import Wanted
     from nxcore.bench.engine import FAST, FULL, Bench
     from nxcore.bench.sizes import SIZES
     from nxcore.spec.device import available
 
-    bench = Bench(
+    measuring = Bench(
         session.default(), available(device), FAST if fast else FULL, tuple(backend or ()), tuple(peer or ())
     )
     dtypes = dtype or (["float32"] if fast else [])
@@ -207,4 +208,79 @@ def command(
         op, size = ["add"], list(SIZES)
     wanted = Wanted(tuple(op or ()), tuple(sample or ()), tuple(size or ()), tuple(dtypes), forward, backward)
     seconds = float("inf") if budget is None else budget
-    raise typer.Exit(int(raced(bench, wanted, record, seconds, as_json=json, brief=summary)))
+    raise typer.Exit(int(raced(measuring, wanted, record, seconds, as_json=json, brief=summary)))
+
+
+def demo(
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the results to this file, as JSON.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also compare add and sum, and show every kernel on every problem.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the choice of images.")] = 0,
+) -> None:
+    """Accelerate a small convolutional model on real images, and compare the kernels of one of its layers."""
+    from nxcore.cli import render
+    from nxcore.spec.device import available
+
+    if json is not None:
+        render.file(json, "--json")
+    where = available(device)
+    if everything and where.type == "cpu":
+        # Triton reads this at its import. Its kernels are then verified by the interpreter, though not timed.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    from nxcore.bench import demo as model
+    from nxcore.cli import scoreboard
+
+    with render.progress("demo") as advance:
+        found = model.run(where, seed=seed, everything=everything, advance=advance)
+    scoreboard.demo(found, everything=everything)
+    if json is not None:
+        json.write_text(render.dumps(found.to_dict()), encoding="utf-8")
+        render.line(f"Written to {json}")
+    if found.wrong:
+        raise typer.Exit(1)
+    render.line("Next: nxcore search (searches an architecture for such images in about a minute)")
+
+
+def report(
+    records: Annotated[list[Path], typer.Argument(help="JSONL files, or folders of them.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="An .html or .md file. By default report.html.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Also write Markdown to this file.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the joined data as JSON.")] = False,
+) -> None:
+    """Join records of `nxcore bench --record` and write a page that compares the backends."""
+    from nxcore.cli import render
+    from nxcore.errors import InvalidInputError
+    from nxcore.report import figures, page
+    from nxcore.report.markdown import markdown as as_markdown
+    from nxcore.report.records import read
+
+    if output is None and markdown is None and not json:
+        output = Path("report.html")
+    if output is not None and output.suffix not in (".html", ".md"):
+        raise InvalidInputError(f"output must end in .html or .md, got {output}", argument="output")
+    for option, file in (("--output", output), ("--markdown", markdown)):
+        if file is not None:
+            render.file(file, option)
+    found = read(records)
+    for note in found.notes:
+        render.error(f"left out: {note}")
+    if found.others and not json:
+        files = f"{len(found.others)} file{'s' * (len(found.others) > 1)}"
+        render.copied(f"{files} without rows of `nxcore bench --record` left out: {', '.join(found.others)}")
+    data = figures.joined(found)
+    if json:
+        render.json(data)
+    for file in filter(None, (output, markdown)):
+        text = page.html(data) if file == output and file.suffix == ".html" else as_markdown(data)
+        file.write_text(text, encoding="utf-8")
+        if not json:
+            cells, runs = len(found.cells), len(found.runs)
+            render.line(f"{cells} cells of {runs} runs written to {file} ({len(text.encode()) / 1e6:.1f} MB)")

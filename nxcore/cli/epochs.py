@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from nxcore.cli import interruption, terminal
+from nxcore.cli import interruption, render
 
 Row = Mapping[str, Any]
 LAST = 12
@@ -45,7 +45,7 @@ def watching(
 def _shown(
     history: Sequence[Row], decided: Callable[[], int] | None, quiet: bool
 ) -> Iterator[Callable[[Row], None]]:
-    console = terminal.console()
+    console = render.console()
     if quiet:
         yield lambda _: None
         return
@@ -89,7 +89,7 @@ def _shown(
 def table(rows: Sequence[Row]) -> Table:
     """Return epochs as a table."""
     columns = ("phase", "epoch", "loss", "accuracy", "validation", "held out", "entropy")
-    shown = terminal.table(*columns, "dominant operations", right=columns[1:])
+    shown = render.table(*columns, "dominant operations", right=columns[1:])
     for row in rows:
         if "grown" in row:
             shown.add_row(row["phase"], *[""] * (len(columns) - 1), _grown(row))
@@ -117,7 +117,7 @@ def dominant(genotype: Mapping[str, Any]) -> str:
 
 def found(report: Mapping[str, Any]) -> None:
     """Print the genotype that a search found, its accuracy, and the files written."""
-    console = terminal.console()
+    console = render.console()
     genotype = report["genotype"]
     for title, genes in (("normal", genotype["normal"]), ("reduction", genotype["reduce"])):
         nodes = [genes[i : i + 2] for i in range(0, len(genes), 2)]

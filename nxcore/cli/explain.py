@@ -207,7 +207,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def command(
+def explain(
     op: Annotated[str | None, typer.Argument(help="The operator, as in `nxcore ops`.")] = None,
     sample: Annotated[
         str | None, typer.Option(help="One of its samples. By default the first real workload.")
@@ -247,7 +247,7 @@ def command(
     yet, and the milliseconds saved in a step. With --model: show for each module the kernel that serves it,
     why, and what a call saves; nothing is measured.
     """
-    from nxcore.cli import render
+    from nxcore.cli import render, tables
     from nxcore.errors import InvalidInputError, present
 
     if [op, from_trace, model].count(None) != 2:
@@ -266,4 +266,4 @@ def command(
             return
     else:
         found = collect(present(op, "op"), sample, dtype, device, backend, shape)
-    render.json(found) if json else render.explain(found)
+    render.json(found) if json else tables.explain(found)

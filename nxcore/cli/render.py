@@ -1,20 +1,146 @@
-"""Output of commands: tables for a terminal, plain text in a pipe, JSON for machines."""
+"""Output of commands: tables for a terminal, plain text in a pipe, JSON for machines, checked files."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from rich import box
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 
-from nxcore.cli import interruption, terminal
-from nxcore.measure.timing import duration
+from nxcore.cli import interruption
+from nxcore.errors import InvalidInputError
 from nxcore.store.encoding import encoded
+
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+    from rich.table import Column
+
+WIDTH = 100
+WIDEST = 1000
+WHOLE = frozenset(
+    {
+        "backend", "check", "chosen", "days", "error", "from", "kernel", "median", "of roofline", "operator",
+        "outcome", "policy", "status", "times as fast as torch", "type", "verdict", "was",
+    }
+)  # fmt: skip
+"""Columns of names and figures. Their lines are never broken, so that names can be copied."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console as wide as the terminal, at most `WIDTH`; in a pipe as ``COLUMNS``, or `WIDTH`."""
+    stream = sys.stderr if stderr else sys.stdout
+    live = stream is not None and stream.isatty()  # None where it was closed
+    width = min(Console(stderr=stderr).width, WIDTH) if live else asked() or WIDTH
+    return Console(stderr=stderr, width=width, highlight=False)
+
+
+def asked() -> int:
+    """Return the width in ``COLUMNS``, 0 if it is unset or no width."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0
+
+
+def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; columns of numbers are named in ``right``."""
+    shown = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        justify: JustifyMethod = "right" if column in right else "left"
+        shown.add_column(column, justify=justify, overflow="fold", no_wrap=column in WHOLE)
+    return shown
+
+
+def show(shown: Table) -> None:
+    """Print a table. No word is cut: see `_print`."""
+    _print(shown, whole=False)
+
+
+def show_whole(shown: Table) -> None:
+    """Print a table of names and figures. No cell is broken into lines: see `_print`."""
+    _print(shown, whole=True)
+
+
+def _print(shown: Table, *, whole: bool) -> None:
+    """Print a table as wide as the screen, or as its cells need.
+
+    A terminal that is too narrow for that, or a pipe whose ``COLUMNS`` are, gets a block of lines for each
+    row. Another pipe has no such limit.
+    """
+    screen = console()
+    ranges = [_range(screen, column) for column in shown.columns]
+    between = Measurement.get(screen, screen.options.update(width=WIDEST), shown).maximum
+    between -= sum(r.maximum for r in ranges)  # what separates the columns
+    needed = between + sum(r.maximum if whole else r.minimum for r in ranges)
+    if needed > screen.width and (screen.is_terminal or asked()):
+        _print_rows(screen, shown)
+        return
+    screen.width = max(screen.width, needed)  # the width that print takes is at most the console's
+    if not whole:
+        # Rich's own division of a width may leave a column less than its longest word.
+        widths = _divided(screen.width - between, ranges)
+        for column, width in zip(shown.columns, widths, strict=True):
+            column.width = width
+    screen.print(shown, crop=False)
+
+
+def _range(screen: Console, column: Column) -> Measurement:
+    """Return how wide a column must be for its longest word, and for its longest line."""
+    options = screen.options.update(width=WIDEST)
+    cells = [Measurement.get(screen, options, cell) for cell in (column.header, *column.cells)]
+    most = max(cell.maximum for cell in cells)
+    least = most if column.no_wrap else max(cell.minimum for cell in cells)
+    return Measurement(max(least, column.min_width or 0), max(most, column.min_width or 0))
+
+
+def _divided(width: int, ranges: list[Measurement]) -> list[int]:
+    """Divide ``width`` over columns: each has its minimum, and a share of the rest by what it lacks."""
+    rest = max(0, width - sum(r.minimum for r in ranges))
+    widths = []
+    lacking = sum(r.span for r in ranges)
+    for each in ranges:
+        more = min(each.span, rest * each.span // max(lacking, 1))
+        widths.append(each.minimum + more)
+        rest, lacking = rest - more, lacking - each.span
+    return widths
+
+
+def _print_rows(screen: Console, shown: Table) -> None:
+    """Print each row as a block: what the row is of, and below it a line for each other cell."""
+    if shown.title:
+        screen.print(shown.title)
+    columns = [(str(column.header), list(column.cells)) for column in shown.columns]
+    # A first column may have no header: a sign before the name.
+    named = next(n for n, (header, _) in enumerate(columns, 1) if header)
+    for row in range(shown.row_count):
+        screen.print(*(cells[row] for _, cells in columns[:named]))
+        block = Table.grid(padding=(0, 2, 0, 0))
+        block.add_column(no_wrap=True)
+        block.add_column(overflow="fold")
+        for header, cells in columns[named:]:
+            if cells[row]:
+                block.add_row(f"  {header}", cells[row])
+        screen.print(block)
+
+
+def ratio_text(ratio: Any) -> str:
+    """Return a ratio with its interval."""
+    median, low, high = ratio
+    return f"{median:.2f} [dim]\\[{low:.2f}, {high:.2f}][/dim]"
+
+
+def error_text(value: float | None) -> str:
+    """Return an error against float64; nothing where none was measured."""
+    return "" if value is None else f"{value:.1e}"
+
 
 VERDICT = {
     "verified": "green",
@@ -36,22 +162,22 @@ def unavailable(rows: Iterable[tuple[str, str]]) -> str:
 
 def copied(text: str) -> None:
     """Print a line for copying: only the terminal wraps it, so that a copy has no line break."""
-    terminal.console().print(text, markup=False, soft_wrap=True)
+    console().print(text, markup=False, soft_wrap=True)
 
 
 def line(text: str) -> None:
     """Print one line as it is."""
-    terminal.console().print(text, markup=False)
+    console().print(text, markup=False)
 
 
 def error(text: str) -> None:
     """Print an error to standard error."""
-    terminal.console(stderr=True).print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+    console(stderr=True).print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
 
 
 def warning(text: str) -> None:
     """Print a warning to standard error."""
-    terminal.console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+    console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
 
 
 def dumps(data: Any) -> str:
@@ -85,7 +211,7 @@ def progress(
 
 @contextlib.contextmanager
 def _shown(title: str, quiet: bool, every: float) -> Iterator[Callable[[str, int, int], None]]:
-    console = terminal.console(stderr=True)
+    screen = console(stderr=True)
     if quiet:
         yield lambda *_: None
         return
@@ -96,7 +222,7 @@ def _shown(title: str, quiet: bool, every: float) -> Iterator[Callable[[str, int
             nonlocal latest
             if done == total or time.monotonic() - latest >= every:
                 latest = time.monotonic()
-                console.print(f"{title} {done}/{total}: {what}", markup=False, soft_wrap=bool(every))
+                screen.print(f"{title} {done}/{total}: {what}", markup=False, soft_wrap=bool(every))
 
         yield say
         return
@@ -107,177 +233,48 @@ def _shown(title: str, quiet: bool, every: float) -> Iterator[Callable[[str, int
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console,
+        console=screen,
         transient=True,
     ) as bar:
         task = bar.add_task(title, total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
-def ops(rows: list[dict[str, Any]]) -> None:
-    """Print the operators."""
-    everywhere = [name for name in rows[0]["kernels"] if all(name in row["kernels"] for row in rows)]
-    origins = {row["source"]["distribution"] for row in rows}
-    table = terminal.table("operator", *["from"] * (len(origins) > 1), "kernels", "what it does")
-    table.columns[-2].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
-    for row in rows:
-        gradient = row["gradient"]
-        usual = gradient in (None, f"{row['name']}_backward")  # the next row
-        summary = escape(row["summary"].replace("``", "")) + ("" if usual else f"\ngradient: {gradient}")
-        source = [escape(row["source"]["distribution"])] * (len(origins) > 1)
-        more = ", ".join(name for name in row["kernels"] if name not in everywhere)
-        table.add_row(f"[bold]{row['name']}[/bold]", *source, more, summary)
-    terminal.show(table)
-    if everywhere:
-        terminal.console().print(f"every operator also has: {', '.join(everywhere)}")
+def file(path: Path, option: str) -> Path:
+    """Return a file's path, whose folder exists then.
 
-
-def operator(found: dict[str, Any]) -> None:
-    """Print one operator."""
-    console = terminal.console()
-    console.print(f"[bold]{found['name']}[/bold]{escape(found['signature'])}")
-    console.print(escape(f"\n{found['description'].replace('``', '')}\n"))
-    source = found["source"]
-    for what, said in (
-        ("gradient", found["gradient"] or "none"),
-        ("dtypes", ", ".join(found["dtypes"])),
-        ("samples", ", ".join(found["samples"])),
-        ("from", source["distribution"]),
-        ("page", found["page"]),
-    ):
-        if said:
-            console.print(escape(f"{what}: {said}"))
-    table = terminal.table("kernel", "status", "dtypes", "why")
-    for kernel in found["kernels"]:
-        state = "ready" if kernel["ready"] else "unavailable"
-        table.add_row(escape(kernel["label"]), state, ", ".join(kernel["dtypes"]), escape(kernel["reason"]))
-    terminal.show(table)
-
-
-def explain(found: dict[str, Any]) -> None:
-    """Print an explanation."""
-    decision = found["decision"]
-    console = terminal.console()
-    console.print(escape(f"sample {found['sample']}: {found['text']}"))
-    console.print(
-        f"[bold]{decision['chosen']}[/bold] runs it ({decision['rule']}): {escape(decision['reason'])}"
-    )
-    if captured := decision["captured"]:
-        console.print(f"captured: {captured['chosen']} ({captured['rule']}): {escape(captured['reason'])}")
-    if pair := found["pair"]:
-        console.print(f"forward and backward together: {escape(pair['chosen'])}: {escape(pair['reason'])}")
-    columns = ("kernel", "median", "times as fast as torch", "error", "why not chosen")
-    table = terminal.table(*columns, right=("median", "error"))
-    aside = {*found["unavailable"], *found["on_request"]}
-    for c in decision["candidates"]:
-        if c["label"] in aside:
-            continue
-        timing, ratio, change = c["timing"], c["ratio"], found["changes"].get(c["label"], "")
-        why = [c["refusal"], "" if change in (c["refusal"] or "") else change]
-        table.add_row(
-            escape(c["label"]),
-            duration(timing["median_us"]) if timing else "",
-            terminal.ratio_text(ratio) if ratio else "",
-            terminal.error_text(c["error"]),
-            escape("; ".join(filter(None, why))),
+    Raises
+    ------
+    InvalidInputError
+        If it can't be written; the message names the option.
+    """
+    why = "it is a folder" if path.is_dir() else _unwritable(path.parent)
+    if not why and path.exists() and not os.access(path, os.W_OK):
+        why = "no permission to write it"
+    if why:
+        raise InvalidInputError(
+            f"{option} must be a file that can be written, got {path}: {why}", argument=option
         )
-    if table.row_count:
-        terminal.show(table)
-    if away := found["unavailable"]:
-        console.print(escape(f"can't run here: {unavailable(away.items())} (fixes: nxcore doctor)"))
-    if labels := found["on_request"]:
-        console.print(escape(f"only on request, by backend=: {', '.join(labels)}"))
-    if found["origin"]:
-        console.print(escape(found["origin"]["text"]))
-    if found["change"]:
-        console.print(escape(f"to change it: {found['change']}"))
-    if found["again"]:
-        console.print(escape(f"to measure it again: {found['again']}"))
+    return path
 
 
-def cache(rows: list[dict[str, Any]]) -> None:
-    """Print the files on disk."""
-    console = terminal.console()
-    if not rows:
-        console.print("nothing is on disk")
-        return
-    table = terminal.table("part", "holds", "files", "MB", right=("files", "MB"))
-    for row in rows:
-        table.add_row(row["part"], row["holds"], str(row["files"]), f"{row['bytes'] / 1e6:.1f}")
-    terminal.show(table)
-    for row in rows:
-        console.print(escape(row["folder"]))
-    console.print("To remove it: nxcore cache clear, or nxcore cache clear PART")
+def folder(path: Path, option: str) -> Path:
+    """Return a folder's path, which exists then.
+
+    Raises
+    ------
+    InvalidInputError
+        If nothing can be written there; the message names the option.
+    """
+    if why := _unwritable(path):
+        raise InvalidInputError(f"{option} must be a folder to write to, got {path}: {why}", argument=option)
+    return path
 
 
-def quarantine(rows: list[dict[str, Any]]) -> None:
-    """Print the kernels in quarantine, one table for each kind."""
-    titles = {"wrong": "Wrong results", "crashed": "Crashed or hung", "raised": "Raised repeatedly"}
-    console = terminal.console()
-    for kind, title in titles.items():
-        table = terminal.table("operator", "kernel", "type", "device", "until", "reason", title=title)
-        for row in (r for r in rows if r["kind"] == kind):
-            until = time.strftime("%Y-%m-%d", time.gmtime(row["until"]))
-            cells = (row["op"], row["kernel"], row["dtype"], row["device"], until, row["reason"])
-            table.add_row(*map(escape, cells))
-        if table.row_count:
-            terminal.show(table)
-    if rows:
-        console.print("To remove one: nxcore quarantine clear OPERATOR --kernel KERNEL")
-    else:
-        console.print("no kernel is in quarantine")
-
-
-def verify(rows: list[dict[str, Any]]) -> None:
-    """Print the outcome of each kernel, and below the kernels that can't run here."""
-    columns = ("operator", "kernel", "type", "outcome", "samples", "worst error", "reason")
-    table = terminal.table(*columns, right=("samples", "worst error"))
-    absent: dict[tuple[str, str], int] = {}
-    counts = Counter[str]()
-    for row in rows:
-        # The machine lacks something; no ``accepts`` refused.
-        lacking = row["outcome"] == "declined" and not row["declined"]
-        counts["not run" if lacking else row["outcome"]] += 1
-        if lacking:
-            at = (row["kernel"], row["reason"])
-            absent[at] = absent.get(at, 0) + 1
-            continue
-        colour = VERDICT[row["outcome"]]
-        table.add_row(
-            row["op"],
-            escape(row["kernel"]),
-            row["dtype"],
-            f"[{colour}]{row['outcome']}[/{colour}]",
-            str(row["samples"] or ""),
-            terminal.error_text(row["error"]),
-            escape(row["reason"]),
-        )
-    console = terminal.console()
-    if table.row_count:
-        terminal.show(table)
-    for (kernel, reason), count in absent.items():
-        rows_of = f"{count} row{'s' * (count > 1)}"
-        console.print(f"[yellow]not run:[/yellow] {escape(kernel)} ({rows_of}): {escape(reason)}")
-    said = [f"{counts[what]} {what}" for what in VERDICT if counts[what]]
-    console.print(", ".join(said) or "no kernel to verify")
-
-
-def audit(found: dict[str, Any]) -> None:
-    """Print an audit of stored winners: the rate of those slower than torch, and each of them."""
-    console = terminal.console()
-    wrong, (low, high) = [row for row in found["rows"] if row["slower"]], found["interval"]
-    if wrong:
-        table = terminal.table("operator", "chosen", "times as fast as torch", "problem")
-        for row in wrong:
-            table.add_row(
-                row["op"], escape(row["chosen"]), terminal.ratio_text(row["ratio"]), escape(row["problem"])
-            )
-        terminal.show(table)
-    for reason, count in found["skipped"].items():
-        console.print(f"{count} not measured: {escape(reason)}")
-    if found["audited"]:
-        said = f"{found['violations']} of {found['audited']} stored winners on {escape(found['device'])}"
-        rate = f"{found['rate']:.1%} \\[{low:.1%}, {high:.1%}]"
-        console.print(f"{said} are slower than torch: {rate}")
-    else:
-        console.print("no stored winner was measured again")
+def _unwritable(path: Path) -> str:
+    """Make a folder with its parents; return why nothing can be written there, or nothing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}" if error.filename != str(path) else str(error.strerror)
+    return "" if os.access(path, os.W_OK | os.X_OK) else "no permission to write there"

@@ -42,7 +42,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     """Return a new search, and write its options into its folder."""
     import dataclasses
 
-    from nxcore.cli import destination
+    from nxcore.cli import render
     from nxcore.errors import InvalidInputError, one_of
     from nxcore.nas import PRESETS, Trainer
     from nxcore.nas.checkpoint import CHECKPOINT
@@ -71,7 +71,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     if genotype is not None:
         trainer.train(genotype)
     if rank == 0:
-        (destination.folder(output, "--output") / ASKED).write_text(
+        (render.folder(output, "--output") / ASKED).write_text(
             encoded(asked, indent=2) + "\n", encoding="utf-8"
         )
     return trainer
@@ -253,7 +253,7 @@ def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool)
     return False
 
 
-def command(
+def search(
     data: Annotated[
         str | None,
         typer.Option(

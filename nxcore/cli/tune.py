@@ -1,4 +1,4 @@
-"""``nxcore tune``: measure problems before the program that has them runs."""
+"""``nxcore tune`` and ``nxcore wisdom``: problems measured ahead, shown, transferred and locked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxcore.cli import interruption
-from nxcore.cli import tiles as sweep
 from nxcore.spec import tally
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def cells(
     return [cell for cell in found if not ops or cell.spec.name in ops]
 
 
-def collect(
+def tuned(
     wanted: list[Cell],
     *,
     again: bool,
@@ -101,7 +100,7 @@ class Pace:
         return f"{whole:.2f} s a problem: {', '.join([*parts, rest])}"
 
 
-def command(
+def tune(
     op: Annotated[list[str] | None, typer.Argument(help="Only these operators.", show_default="all")] = None,
     sample: Annotated[
         list[str] | None, typer.Option(help="Only this sample. By default every real workload.")
@@ -128,7 +127,7 @@ def command(
     `torchrun -m nxcore tune` splits the work over ranks, one GPU each.
     Exit status 130 if interrupted, 1 if a tile is wrong.
     """
-    from nxcore.cli import measured, render
+    from nxcore.cli import render, tables
 
     ops, samples, dtypes = op or [], sample or [], dtype or []
     if tiles is not None:
@@ -138,12 +137,12 @@ def command(
 
     with distributed.ranks() as (rank, world):
         wanted = cells(ops, samples, dtypes, device, from_trace)[rank::world]
-        found = collect(wanted, again=again, budget=budget, quiet=rank > 0)
+        found = tuned(wanted, again=again, budget=budget, quiet=rank > 0)
         if world > 1 and found["stopped"] != "interrupted":  # an interrupted rank waits for no other
             found = together(distributed.gathered(found))
             distributed.agree()
     if rank == 0:
-        render.json(found) if json else measured.tune(found)
+        render.json(found) if json else tables.tune(found)
     if found["stopped"] == "interrupted":
         raise typer.Exit(interruption.STATUS)
 
@@ -167,12 +166,208 @@ def _sweep(
     most: int,
     json: bool,
 ) -> None:
-    from nxcore.cli import measured, render
+    from nxcore.cli import render, tables
     from nxcore.errors import InvalidInputError
 
     if len(ops) != 1:
         raise InvalidInputError(f"--tiles needs one operator, got {len(ops)}", argument="op")
-    found = sweep.collect(ops[0], kernel, samples, dtypes, device, most)
-    render.json(found) if json else measured.tiles(found)
+    found = swept(ops[0], kernel, samples, dtypes, device, most)
+    render.json(found) if json else tables.tiles(found)
     if any(row["wrong"] for entry in found for row in entry["rows"]):
         raise typer.Exit(1)
+
+
+def swept(
+    op: str, kernel: str, samples: list[str], dtypes: list[str], device: str | None, most: int
+) -> list[dict[str, Any]]:
+    """Return one entry for each sample and dtype: name, and one row for each tile or the reason for none."""
+    from nxcore import session
+    from nxcore.cli import render
+    from nxcore.errors import InvalidInputError, UnsupportedProblemError, nearest
+    from nxcore.offline import tiles
+    from nxcore.offline.ahead import of_samples
+    from nxcore.spec.device import available
+
+    registry = session.default().registry
+    spec = registry.spec(op)
+    owned = {b.label(k): (b, k) for b, k in registry.kernels(op)}
+    if kernel not in owned:
+        raise InvalidInputError(f"{op} has no kernel {kernel!r}{nearest(kernel, owned)}", argument="tiles")
+    machine = registry.probe(*owned[kernel])
+    if not machine or machine.simulated:  # an interpreter's times mean nothing
+        raise InvalidInputError(f"{kernel} can't be timed here: {machine.reason}", argument="tiles")
+    one = dtypes or ["float32"]  # a table of tiles is made for one dtype at a time
+    cells = of_samples(registry, available(device), [op], samples=samples, dtypes=one)
+    found: list[dict[str, Any]] = []
+    with render.progress(f"tune {op} {kernel}") as advance:
+        for cell in cells:
+            try:
+                rows = tiles.swept(spec, *owned[kernel], cell.build(), most=most, advance=advance)
+            except UnsupportedProblemError as error:
+                found.append({"sample": cell.name, "reason": str(error), "rows": []})
+                continue
+            found.append({"sample": cell.name, "reason": "", "rows": [r.to_dict() for r in rows]})
+    return found
+
+
+wisdom = typer.Typer(no_args_is_help=True, help="Show, transfer and lock the measured problems.")
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+File = Annotated[Path, typer.Argument(help="The file.")]
+
+
+def known(op: str = "") -> list[dict[str, Any]]:
+    """Return one row for each measured problem, of every device in the wisdom."""
+    from nxcore import session
+    from nxcore.errors import present
+    from nxcore.store.pages import page
+    from nxcore.store.transfer import gathered
+    from nxcore.store.wisdom import is_pair
+
+    current = session.default()
+    if op:
+        current.registry.spec(op)  # or an error that names the nearest
+    environments, pages = gathered(current.wisdom.store)
+    rows = []
+    for (name, _), (key, document) in pages.items():
+        if op and key["op"] != op:
+            continue
+        found = present(page(document), "page")  # gathered yields readable pages only
+        rows.append(
+            {
+                "device": environments[name]["name"],
+                "problem": key["forward"] | {"op": key["op"]} if is_pair(key) else key,
+                "chosen": found.decision.chosen,
+                "rule": found.decision.rule,
+                "noise": found.decision.noise,
+                "unclear": found.decision.unclear,
+                "reason": found.decision.reason,
+                "policy": found.policy,
+                "date": found.date,
+                "kernels": {c.label: c.timing.median_us for c in found.decision.candidates if c.timing},
+            }
+        )
+    return rows
+
+
+@wisdom.command()
+def show(
+    op: Annotated[str, typer.Argument(help="Only this operator.", show_default="all")] = "",
+    json: Json = False,
+) -> None:
+    """List the measured problems: winner, reason, policy and age."""
+    from nxcore.cli import render, tables
+
+    rows = known(op)
+    render.json(rows) if json else tables.wisdom(rows)
+
+
+@wisdom.command()
+def shipped(
+    json: Json = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove them from the files: figures of changed kernels.")
+    ] = False,
+) -> None:
+    """List the kernels for which the package's own measurements don't count any more, and why.
+
+    Exit status 1 if there are some.
+    """
+    from nxcore import session
+    from nxcore.cli import render, tables
+    from nxcore.offline import shipped as records
+    from nxcore.store import owner
+    from nxcore.store.transfer import read_json
+
+    why = records.compared(session.default())
+    rows = [found.to_dict() for found in records.stale(why, records.files())]
+    render.json(rows) if json else tables.shipped(rows, [path.name for path in records.files()])
+    if prune:
+        for path in records.files():
+            records.write(path, records.pruned(read_json(path, owner.packaged), why))
+    elif rows:
+        raise typer.Exit(1)
+
+
+@wisdom.command()
+def export(file: File) -> None:
+    """Write all measured problems into one file."""
+    from nxcore import session
+    from nxcore.cli import render
+    from nxcore.store import transfer
+
+    render.file(file, "FILE")
+    document = transfer.exported(session.default().wisdom.store)
+    transfer.write(file, document)
+    render.line(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
+
+
+@wisdom.command(name="import")
+def take(file: File) -> None:
+    """Add the problems of a file that are new or more recent. Each stays tied to its own device."""
+    from nxcore import session
+    from nxcore.cli import render
+    from nxcore.store import transfer
+
+    count = transfer.imported(session.default().wisdom.store, *transfer.read(file))
+    render.line(f"{count} problems imported from {file}")
+
+
+@wisdom.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Files that `export` wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+) -> None:
+    """Merge files into one. If two clear measurements are of one problem, the later one is kept."""
+    from nxcore.cli import render
+    from nxcore.store import transfer
+
+    render.file(output, "--output")
+    environments, pages = transfer.merged(map(transfer.read, files))
+    transfer.write(output, transfer.document_of(environments, pages))
+    render.line(f"{len(pages)} problems written to {output}")
+
+
+@wisdom.command()
+def prune(
+    days: Annotated[float, typer.Option(help="Only problems older than this many days.")] = 0.0,
+    others: Annotated[
+        bool, typer.Option("--others", help="Only problems that other devices tables.")
+    ] = False,
+) -> None:
+    """Remove measured problems. They are measured again when needed."""
+    import time
+
+    import torch
+
+    from nxcore import session
+    from nxcore.cli import render
+    from nxcore.store.transfer import gathered
+    from nxcore.store.wisdom import digest, environment
+
+    store = session.default().wisdom.store
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    ours = {digest(environment(torch.device(kind))) for kind in kinds}
+    gone = 0
+    for (name, _), (key, document) in gathered(store)[1].items():
+        if time.time() - document["date"] < days * 86_400 or (others and name in ours):
+            continue
+        store.remove(f"{name}/entries", key)
+        gone += 1
+    render.line(f"{gone} problems removed")
+
+
+@wisdom.command()
+def lock(file: File, device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None) -> None:
+    """Write the winner of every problem into a lock. NXCORE_LOCK=FILE makes later runs choose alike."""
+    from nxcore import session
+    from nxcore.cli import render
+    from nxcore.spec.device import available
+    from nxcore.store import lock as locks
+    from nxcore.store import transfer
+    from nxcore.store.wisdom import digest, environment
+
+    render.file(file, "FILE")
+    name = digest(environment(available(device)))
+    document = locks.locked(session.default().wisdom.store, name)
+    transfer.write(file, document)
+    render.line(f"{len(document['locked'])} winners locked in {file}")

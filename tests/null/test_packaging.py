@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nxcore import session
-from nxcore.cli import doctor
+from nxcore.cli import machine
 from nxcore.registry import discovery
 from nxcore.spec import device
 from tests.null import fakes
@@ -95,7 +95,7 @@ def test_a_newer_torch_is_said_with_the_range_and_the_way_back(version, monkeypa
     assert "torch" in registry.backends, "a warning, no refusal"
     monkeypatch.setattr(device, "torch_note", lambda: note)
     monkeypatch.setattr(session, "_default", fakes.session())
-    assert next(row for row in doctor.collect() if row["name"] == "torch")["detail"] == note
+    assert next(row for row in machine.checked() if row["name"] == "torch")["detail"] == note
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import MET
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.recall import Recall
-from nxcore.cli import measured, wisdom
+from nxcore.cli import tables, tune
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
@@ -204,9 +204,9 @@ def test_a_pair_is_exported_and_shown(joining, monkeypatch, as_default, tmp_path
     (pair,) = [e for e in part["entries"] if e["key"]["op"] == f"{FORWARD} with gradient"]
     assert pair["page"]["makes"] == {f"{FORWARD}: fast": "1", f"{BACKWARD}: fast": "1"}
     as_default(session)
-    rows = [row for row in wisdom.collect() if row["problem"]["op"] == f"{FORWARD} with gradient"]
+    rows = [row for row in tune.known() if row["problem"]["op"] == f"{FORWARD} with gradient"]
     assert [row["chosen"] for row in rows] == ["torch"]
-    assert "2 x float32[3, 4], float32[2]" in measured.described(rows[0]["problem"])
+    assert "2 x float32[3, 4], float32[2]" in tables.described(rows[0]["problem"])
 
     other, runs = learning(0.7, 0.7, "estimate", tmp_path / "other")
     transfer.imported(other.wisdom.store, *transfer.read(tmp_path / "wisdom.json"))

@@ -15,7 +15,7 @@ from nxcore.choose.explanation import BY_RULE, Explanation, ago
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import MET
 from nxcore.cli import app
-from nxcore.cli.measured import described
+from nxcore.cli.tables import described
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision, decide
 from nxcore.spec.kernel import no, simulated

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nxcore.cli import app, cache
+from nxcore.cli import app, machine
 from nxcore.errors import InvalidInputError
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_show_tells_each_part_with_its_files_and_bytes(folder: Path) -> None:
-    rows = cache.collect()
+    rows = machine.parts()
     assert [(r["part"], r["files"], r["bytes"]) for r in rows] == [("v1", 1, 2), ("numba", 1, 1000)]
     assert rows[1]["folder"] == str(folder / "numba")
     done = CliRunner().invoke(app, ["cache", "show", "--json"])
@@ -47,17 +47,17 @@ def test_clear_removes_one_part_or_all_and_nothing_that_is_not_nxcores(folder: P
 
 def test_a_part_that_is_a_link_is_removed_and_not_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
     (folder / "cuda").symlink_to(tmp_path / "v1")
-    cache.remove("cuda")
+    machine.remove("cuda")
     assert (tmp_path / "v1" / "verdicts" / "one.json").exists()
     assert not (folder / "cuda").is_symlink()
 
 
 def test_no_such_part_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidInputError, match="part must be one of v1, numba, cuda, got 'nunba'"):
-        cache.remove("nunba")
+        machine.remove("nunba")
     assert (folder / "numba").exists()
 
 
 def test_a_cache_in_memory_has_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NXCORE_CACHE", "0")
-    assert cache.collect() == []
+    assert machine.parts() == []

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import nxcore
 from nxcore.bench import demo
-from nxcore.cli import app, main, terminal
+from nxcore.cli import app, main, render
 from nxcore.errors import InvalidInputError, NxcoreError, UnknownBackendError, UnknownOperatorError
 from nxcore.interop import native
 from nxcore.registry.registry import BackendStatus, Source
@@ -255,7 +255,7 @@ def narrow(monkeypatch, as_default):
     here = fakes.backend("a-backend-that-is-here", fakes.kernel("max_pool2d_with_offsets"))
     as_default(fakes.session(here, *away))
     monkeypatch.setattr(
-        terminal,
+        render,
         "console",
         lambda **_: Console(width=80, force_terminal=True, color_system=None, highlight=False),
     )

@@ -7,7 +7,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from nxcore.cli import app, destination
+from nxcore.cli import app, render
 from nxcore.errors import InvalidInputError
 from tests.null import fakes
 
@@ -31,7 +31,7 @@ def test_a_command_says_at_once_that_it_cannot_write(words, as_default):
 
 def test_a_file_gets_its_folder_and_is_not_made(tmp_path):
     path = tmp_path / "new" / "record.jsonl"
-    assert destination.file(path, "--record") == path
+    assert render.file(path, "--record") == path
     assert path.parent.is_dir()
     assert not path.exists()
 
@@ -39,16 +39,16 @@ def test_a_file_gets_its_folder_and_is_not_made(tmp_path):
 def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path):
     (tmp_path / "text").write_text("x")
     with pytest.raises(InvalidInputError, match=r"--json must be a file .*: it is a folder"):
-        destination.file(tmp_path, "--json")
+        render.file(tmp_path, "--json")
     with pytest.raises(InvalidInputError, match=r"--output must be a folder .*: File exists"):
-        destination.folder(tmp_path / "text", "--output")
+        render.folder(tmp_path / "text", "--output")
 
 
 def test_permissions_count(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("x")
     monkeypatch.setattr(os, "access", lambda path, mode: path == tmp_path)
     with pytest.raises(InvalidInputError, match="no permission to write it"):
-        destination.file(tmp_path / "text", "--json")
+        render.file(tmp_path / "text", "--json")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(InvalidInputError, match="no permission to write there"):
-        destination.file(tmp_path / "other", "--json")
+        render.file(tmp_path / "other", "--json")

@@ -86,7 +86,7 @@ def test_tune_ends_with_what_it_has_measured(monkeypatch):
 
     monkeypatch.setattr(ahead, "tuned", tuned)
     with interruption.noted():
-        found = tune.collect([None] * 3, again=False, budget=None, quiet=True)
+        found = tune.tuned([None] * 3, again=False, budget=None, quiet=True)
     assert found == {"rows": [{"op": "add"}] * 2, "left": 1, "stopped": "interrupted"}
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from nxcore import session as sessions
-from nxcore.cli import app, ops
+from nxcore.cli import app, operators
 from nxcore.offline import audit
 from nxcore.spec.kernel import Check, no
 from tests.null import fakes
@@ -153,7 +153,7 @@ def test_one_operator_is_shown(done):
     assert "Parameters" in found["description"]
     assert [k["label"] for k in found["kernels"] if not k["ready"]] == ["away"]
     assert "no GPU" in {k["reason"] for k in found["kernels"]}
-    assert found["page"] == f"{ops.PAGES}/performance/add.md"
+    assert found["page"] == f"{operators.PAGES}/performance/add.md"
     assert "small" in found["samples"]
     assert {"float32"} <= {*found["dtypes"]}
 
@@ -162,4 +162,4 @@ def test_the_pages_of_operators_are_there():
     from nxcore.ops import nxcore_ops
 
     pages = {path.stem for path in (ROOT / "docs" / "performance").glob("*.md")}
-    assert {spec.name for spec in nxcore_ops()} & pages == ops.MEASURED
+    assert {spec.name for spec in nxcore_ops()} & pages == operators.MEASURED

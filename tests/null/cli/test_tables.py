@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nxcore.cli import measured
+from nxcore.cli import tables
 from tests.null import fakes
 from tests.null.cli import test_cli as cli
 
@@ -38,7 +38,7 @@ def test_a_table_shows_the_error_of_a_broken_plugin_and_json_its_traceback(sessi
 @pytest.mark.usefixtures("session")
 def test_a_problem_that_is_left_out_has_a_row(capsys):
     row = {"op": "relu", "name": "gpu 1", "problem": {}, "status": "left out", "reason": "no GPU", "was": ""}
-    measured.tune({"rows": [row | {"chosen": "", "ratio": None}], "stopped": "", "left": 0})
+    tables.tune({"rows": [row | {"chosen": "", "ratio": None}], "stopped": "", "left": 0})
     assert "no GPU" in capsys.readouterr().out
 
 

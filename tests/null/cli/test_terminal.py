@@ -11,7 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from nxcore.cli import terminal
+from nxcore.cli import render as terminal
 from tests.table import for_each
 
 NAME = "a_name_that_is_about_as_long_as_the_longest"

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from nxcore.cli import app
-from nxcore.cli import verify as command
+from nxcore.cli import operators as command
 from nxcore.errors import UnknownOperatorError
 from nxcore.spec.kernel import no
 from nxcore.testing import Finding, Row

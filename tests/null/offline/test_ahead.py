@@ -175,7 +175,7 @@ def test_an_end_in_the_middle_keeps_what_was_measured(machine, monkeypatch):
         return choose(self, *args, **how)
 
     monkeypatch.setattr(Tuner, "choose", ended)
-    found = tune.collect(cells, again=False, budget=None, quiet=True)
+    found = tune.tuned(cells, again=False, budget=None, quiet=True)
     assert [row["status"] for row in found["rows"]] == ["measured"]
     assert (found["left"], found["stopped"]) == (len(cells) - 1, "budget")
 
@@ -183,7 +183,7 @@ def test_an_end_in_the_middle_keeps_what_was_measured(machine, monkeypatch):
 def test_a_line_of_progress_tells_what_the_time_was_spent_on(machine, capsys):
     session = machine.process()
     cells = ahead.of_samples(session.registry, CPU, ["add"], samples=["prime"])
-    tune.collect(cells, again=False, budget=None)
+    tune.tuned(cells, again=False, budget=None)
     first, last = (line for line in capsys.readouterr().err.splitlines() if line.startswith("tune "))
     assert first.startswith(f"tune 1/{len(cells)}: add prime ")
     number = r"[0-9.]+"

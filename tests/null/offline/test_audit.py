@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from nxcore.cli import render
+from nxcore.cli import scoreboard
 from nxcore.errors import NxcoreError
 from nxcore.measure.decision import Candidate, decide
 from nxcore.offline import audit
@@ -99,7 +99,7 @@ def test_an_audit_runs_in_a_process_of_its_own(tmp_path, capsys):
     Session(Settings(cache=tmp_path))  # makes the folder
     found = audit.audit("cpu", limit=3, seconds=5, cache=str(tmp_path))
     assert (found["choices"], found["audited"], found["rate"]) == (0, 0, None)
-    render.audit(found)
+    scoreboard.audit(found)
     assert "no stored winner was measured again" in capsys.readouterr().out
 
 
@@ -120,7 +120,7 @@ def test_an_audit_is_printed(capsys):
         "rate": 0.25,
         "interval": (0.05, 0.7),
     }
-    render.audit(facts | {"skipped": {"it is gone": 2}, "rows": rows})
+    scoreboard.audit(facts | {"skipped": {"it is gone": 2}, "rows": rows})
     shown = capsys.readouterr().out
     assert "1 of 4 stored winners on it are slower than torch: 25.0% [5.0%, 70.0%]" in " ".join(shown.split())
     assert "add(x)" in shown

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from nxcore.cli import app, doctor
+from nxcore.cli import app, machine
 from nxcore.offline import shipped
 from nxcore.store import transfer
 from tests.null import fakes
@@ -115,7 +115,7 @@ def test_the_command_lists_and_removes_what_is_stale(session, file):
 
 def test_doctor_names_stale_entries(session, file):
     def shown():
-        return next(row for row in doctor.collect() if row["name"] == "shipped")
+        return next(row for row in machine.checked() if row["name"] == "shipped")
 
     assert shown()["ok"], "nothing is broken: the kernels are measured again"
     assert "slow has changed: 1 of 2 problems of add" in shown()["detail"]
