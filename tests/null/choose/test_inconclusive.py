@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nxcore.choose.recall import Recall
-from nxcore.cli import measured
+from nxcore.cli import tables
 from nxcore.measure import race
 from nxcore.offline import ahead, survey
 from nxcore.spec.problem import Problem
@@ -87,7 +87,7 @@ def test_tuning_says_so(machine, capsys):
     cell = ahead.Cell(SPECS["add"], "small", lambda: (X, X, 1, None))
     (row,) = ahead.tuned(session, [cell])
     assert (row.status, row.chosen, WHY in row.reason) == ("inconclusive", "torch", True)
-    measured.tune({"rows": [row.to_dict()], "stopped": "", "left": 0})
+    tables.tune({"rows": [row.to_dict()], "stopped": "", "left": 0})
     assert "inconclusive add small" in " ".join(capsys.readouterr().out.split())
     assert session.wisdom.read(ADD) is None
 
