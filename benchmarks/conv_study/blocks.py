@@ -1,4 +1,4 @@
-"""Times, memory and error of the study's entrants, measured alike whatever the toolkit.
+"""Times and errors of the study's entrants, measured alike whatever the toolkit.
 
 ``measure.race`` times what runs on torch's current stream. JAX has streams of its own, so here the clock is
 the host's for all: until a call has returned, and until its result is there.
@@ -6,7 +6,6 @@ the host's for all: until a call has returned, and until its result is there.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import statistics
@@ -144,32 +143,6 @@ def of_a_call(kernels: Iterable[tuple[int, float]], calls: int) -> float:
     5.0
     """
     return sum(us / count * round(count / calls) for count, us in kernels if count)
-
-
-def memory(bound: Bound, device: torch.device) -> int:
-    """Return the most bytes that a call needs besides its arguments, its result included."""
-    if bound.held is not None:
-        return bound.held()
-    if device.type == "cuda":
-        synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        _finish(bound, bound.call(), device)
-        return torch.cuda.max_memory_allocated(device) - before
-    return _allocated(bound)
-
-
-def _allocated(bound: Bound) -> int:
-    """Return the most that torch's allocator for the CPU gave out at one time during a call."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
-        kept = bound.call()
-    results = seen.profiler and seen.profiler.kineto_results
-    events = [e for e in results.events() if e.name() == "[memory]"] if results else []
-    del kept
-    ordered = sorted(events, key=lambda e: e.start_ns())
-    return int(max(itertools.accumulate((e.nbytes() for e in ordered), initial=0)))
 
 
 def error(found: Tensor, exact: Tensor) -> float:

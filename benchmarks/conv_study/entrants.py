@@ -34,8 +34,6 @@ class Bound:
         Takes what ``call`` returned and waits for it; torch's own work is awaited besides.
     tensor : callable
         Takes what ``call`` returned and returns it as a tensor.
-    held : callable, optional
-        The most bytes that a call needs besides its arguments; by default, what torch's allocator gives out.
     kernel : callable
         What runs, if the label doesn't say.
     """
@@ -43,7 +41,6 @@ class Bound:
     call: Callable[[], Any]
     wait: Callable[[Any], Any] = lambda _: None
     tensor: Callable[[Any], Tensor] = lambda found: found
-    held: Callable[[], int] | None = None
     kernel: Callable[[], str] = lambda: ""
 
 
@@ -154,14 +151,10 @@ def _by_jax(x: Tensor, weight: Tensor, padding: int) -> Bound:
 
     jitted = jax.jit(convolve)
 
-    def held() -> int:
-        plan: Any = jitted.lower(*args).compile().memory_analysis()
-        return int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
-
     def tensor(found: Any) -> Tensor:
         return torch.tensor(jax.device_get(found))
 
-    return Bound(lambda: jitted(*args), jax.block_until_ready, tensor, held)
+    return Bound(lambda: jitted(*args), jax.block_until_ready, tensor)
 
 
 def _ours(_: torch.device) -> Verdict:

@@ -109,10 +109,10 @@ def markdown(record: Record) -> str:
         "",
         *_table(("shape", *known), ([c["name"], *(_times(c, k) for k in known)] for c in record["cells"])),
         "",
-        "## First calls, error and memory",
+        "## First calls and errors",
         "",
     ]
-    columns = ("entrant", "first call, cold", "warm disk cache", "largest error", "most memory")
+    columns = ("entrant", "first call, cold", "warm disk cache", "largest error")
     lines += _table(columns, (_entrant(record, label) for label in known))
     return "\n".join(lines)
 
@@ -164,7 +164,6 @@ def _entrant(record: Record, label: str) -> list[str]:
         label,
         *(f"{statistics.median(seconds):.3f} s" if seconds else "" for seconds in firsts),
         f"{max(row['error'] for row in rows):.1e}",
-        f"{max(row['memory_bytes'] or 0 for row in rows) / 1e6:.2f} MB",
     ]
 
 

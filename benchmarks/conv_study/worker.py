@@ -140,15 +140,12 @@ def _measured(bound: Bound, times: blocks.Blocks, device: torch.device) -> Line:
         "kernel": bound.kernel(),
     }
     found["device_us"] = found["total_us"] if device.type == "cpu" else None
-    unseen = {}
-    for what, measure in (("device_us", blocks.device_us), ("memory_bytes", blocks.memory)):
-        if what == "device_us" and device.type == "cpu":
-            continue
+    if device.type == "cuda":
         try:
-            found[what] = measure(bound, device)
-        except FOREIGN as raised:  # the profiler's or a toolkit's: the times are known nevertheless
-            found[what], unseen[what] = None, brief(raised)
-    return found | ({"unseen": unseen} if unseen else {})
+            found["device_us"] = blocks.device_us(bound, device)
+        except FOREIGN as raised:  # the profiler's: the other times are known nevertheless
+            found["unseen"] = brief(raised)
+    return found
 
 
 def lines(job: Line) -> Iterator[Line]:

@@ -205,8 +205,8 @@ class Kernel:
         Claims, False by default. The conformance suite checks each one that is made.
     branch : str
         ``"module:attribute"`` of ``branch(problem)``: a hashable value, which differs between problems whose
-        code paths cost the host differently. Times of unmeasured sizes are predicted from problems with the
-        same value. Empty where there is one path.
+        code paths cost the host differently. A size between two measured ones is served by their winner only
+        if all have the same value. Empty where there is one path.
     uses : tuple of str
         ``"module:attribute"`` of what the planner reaches other than by names: its change makes a new kernel.
     replay : str

@@ -75,8 +75,8 @@ class Param:
         ``tensor``; ``tensors`` (a sequence of tensors, or one stacked tensor); ``operand`` (a tensor
         or a number); ``scalar`` (a number that may change from call to call: kernels read it at run
         time); ``static`` (a hashable value that kernels may specialise on; lists become tuples);
-        ``size`` (static, and a shape: measurements at one size predict others); ``out`` (a tensor to write
-        into, or None).
+        ``size`` (static, and a shape: measurements at two sizes may decide others); ``out`` (a tensor to
+        write into, or None).
     default : Any
         The default, ``REQUIRED``, or ``Drawn`` for a tensor that is random.
     keyword : bool
