@@ -20,7 +20,7 @@ AIMS := miss online shapes
 # Images of containers set it; each worker and each process of a test would then compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all again native native-where-possible native-sanitize quick op generated fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
+.PHONY: help demo test test-all again native native-where-possible native-sanitize native-sanitize-where-changed quick op generated fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
 
 help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
@@ -53,7 +53,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test native-where-possible
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=first
 
-test-all: $(VENV)/.test native-where-possible native-sanitize
+test-all: $(VENV)/.test native-where-possible native-sanitize-where-changed
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=rest
 
 again: $(VENV)/.test
@@ -67,6 +67,10 @@ native-where-possible: $(VENV)/.demo
 # The extension anew with sanitizers, in a folder of its own, and all tests of the compiled path once.
 native-sanitize: $(VENV)/.test native-where-possible
 	@$(if $(COMPILES),$(BIN)/python native/sanitize.py -n $(WORKERS) --dist worksteal,echo "nothing to sanitize: nxcore-native is left out")
+
+native-sanitize-where-changed: $(VENV)/.test native-where-possible
+	@if git diff --quiet HEAD^ -- native 2>/dev/null; then echo "nothing of native/ differs from HEAD^: make native-sanitize tests it all the same"; \
+	else $(MAKE) --no-print-directory native-sanitize; fi
 
 quick: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .

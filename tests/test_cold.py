@@ -19,6 +19,9 @@ from benchmarks import cold
 from benchmarks.stacks import EVERY_S, Stacks
 from nxcore.graphs.capture import Capture
 from nxcore.store import transfer
+from tests.stand_ins import stand_in
+
+cold_has = stand_in(cold)
 
 
 def test_speed_is_full_after_the_last_eleven_slow_steps():
@@ -107,9 +110,10 @@ def test_lines_are_those_of_captures(within, monkeypatch):
     assert any(name.endswith("capture.py __init__ > wait") for name in stacks.functions) is within
 
 
-def test_what_was_measured_is_told_while_its_folder_exists(monkeypatch, capsys):
-    monkeypatch.setattr(cold, "run", lambda *_, **__: None)
-    monkeypatch.setattr(cold, "measured", lambda: [str(Path(os.environ["NXCORE_CACHE"]).parent.is_dir())])
+def test_what_was_measured_is_told_while_its_folder_exists(monkeypatch, cold_has, capsys):
+    cold_has(
+        run=lambda *_, **__: None, measured=lambda: [str(Path(os.environ["NXCORE_CACHE"]).parent.is_dir())]
+    )
     monkeypatch.setattr(sys, "argv", ["cold.py", "--device", "cpu"])
     monkeypatch.syspath_prepend(Path(cold.__file__).parent)
     for variable in ("POLICY", "CACHE", "CUDA_CACHE"):

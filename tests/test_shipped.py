@@ -14,6 +14,9 @@ from nxcore.spec.problem import Problem
 from nxcore.store import transfer, wisdom
 from nxcore.store.files import Store
 from nxcore.store.wisdom import Wisdom, is_pair
+from tests.stand_ins import stand_in
+
+transfer_has = stand_in(transfer)
 
 
 @pytest.mark.parametrize("path", shipped.files(), ids=lambda path: path.name)
@@ -39,12 +42,12 @@ def test_a_shipped_file_is_read_whole(path):
         assert makes
 
 
-def test_a_file_of_the_package_is_read_once_for_all_sessions(tmp_path, monkeypatch):
+def test_a_file_of_the_package_is_read_once_for_all_sessions(tmp_path, transfer_has):
     """It has megabytes, and is read anew where it has changed."""
     path = tmp_path / "cuda-x.json"
     path.write_text('{"format": 1, "environments": []}', encoding="utf-8")
     reads, read = [], transfer.read_json
-    monkeypatch.setattr(transfer, "read_json", lambda path, *how: reads.append(path) or read(path, *how))
+    transfer_has(read_json=lambda path, *how: reads.append(path) or read(path, *how))
     for _ in range(2):
         assert transfer.shipped("cuda", tmp_path) == ({}, {})
     assert reads == [path]
@@ -54,7 +57,7 @@ def test_a_file_of_the_package_is_read_once_for_all_sessions(tmp_path, monkeypat
     assert list(transfer.shipped("cuda", tmp_path)[0].values()) == [facts]
 
 
-def test_pages_of_the_package_are_looked_at_when_they_are_asked_for(tmp_path, monkeypatch):
+def test_pages_of_the_package_are_looked_at_when_they_are_asked_for(tmp_path, transfer_has):
     """A process asks for a few, and to look at all takes longer than to read the file."""
     x = torch.ones(3)
     problem = Problem.of(session.default().registry.ops["add"], (x, x, 1, None))
@@ -62,7 +65,7 @@ def test_pages_of_the_package_are_looked_at_when_they_are_asked_for(tmp_path, mo
     parts = [{"facts": problem.machine.to_dict(), "entries": [broken]}]
     (tmp_path / "cpu-x.json").write_text(json.dumps({"format": 1, "environments": parts}), encoding="utf-8")
     asked = Wisdom(Store(), lambda kind: transfer.shipped(kind, tmp_path))
-    monkeypatch.setattr(transfer, "page", None)
+    transfer_has(page=None)
     assert asked.environments("cpu") == [parts[0]["facts"]]
     assert asked.read(problem) is None
 

@@ -15,6 +15,10 @@ from benchmarks import steps
 from benchmarks.steps import How, Turn, line
 from nxcore import nas
 from nxcore.nas.mixed import PART
+from tests.stand_ins import stand_in
+
+steps_subprocess_has = stand_in(steps.subprocess)
+steps_has = stand_in(steps)
 
 
 def test_a_run_that_ends_with_its_first_step_has_a_row():
@@ -32,7 +36,7 @@ def test_processor_times_are_compared_where_both_are_known():
     assert "cpu 4.000" in line(How("net", half=False, evaluation=False), found)
 
 
-def test_no_turn_but_the_first_begins_after_the_limit(monkeypatch):
+def test_no_turn_but_the_first_begins_after_the_limit(monkeypatch, steps_has, steps_subprocess_has):
     child = SimpleNamespace(
         stdin=io.StringIO(),
         stdout=SimpleNamespace(readline=lambda: json.dumps(asdict(Turn(1.0, 1.0, 1, [])))),
@@ -40,9 +44,8 @@ def test_no_turn_but_the_first_begins_after_the_limit(monkeypatch):
         wait=lambda: 0,
     )
     now = itertools.count()
-    monkeypatch.setattr(steps.subprocess, "Popen", lambda *_, **__: child)
-    monkeypatch.setattr(steps, "made", lambda _: (None, None))
-    monkeypatch.setattr(steps, "turn", lambda *_: Turn(1.0, 1.0, 1, []))
+    steps_subprocess_has(Popen=lambda *_, **__: child)
+    steps_has(made=lambda _: (None, None), turn=lambda *_: Turn(1.0, 1.0, 1, []))
     monkeypatch.setattr(steps.time, "perf_counter", lambda: float(next(now)))
     how = How("darts", False, False)
     assert len(list(steps.turns(how, 60.0, "", limit=3.0))) == 3
@@ -78,7 +81,7 @@ def test_a_window_is_judged_by_the_time_of_all_its_steps_after_the_first_seconds
     assert "good  19 s  worst 0.750" in row_of(slow_at=14)
 
 
-def test_plain_turns_begin_late_and_those_before_are_in_no_ratio(monkeypatch):
+def test_plain_turns_begin_late_and_those_before_are_in_no_ratio(steps_has, steps_subprocess_has):
     turns, signals = iter([1.0, 4.0, 3.0, 3.0, 3.0]), []
     answer = json.dumps(asdict(Turn(1.0, 1.0, 1, [])))
     child = SimpleNamespace(
@@ -88,11 +91,8 @@ def test_plain_turns_begin_late_and_those_before_are_in_no_ratio(monkeypatch):
         wait=lambda: 0,
     )
     environments = []
-    monkeypatch.setattr(
-        steps.subprocess, "Popen", lambda *_, env, **__: environments.append(env["NXCORE_POLICY"]) or child
-    )
-    monkeypatch.setattr(steps, "made", lambda _: (None, None))
-    monkeypatch.setattr(steps, "turn", lambda *_: Turn(next(turns), 1.0, 1, []))
+    steps_subprocess_has(Popen=lambda *_, env, **__: environments.append(env["NXCORE_POLICY"]) or child)
+    steps_has(made=lambda _: (None, None), turn=lambda *_: Turn(next(turns), 1.0, 1, []))
     steps.plain_of.cache_clear()
     how = How("net", half=False, evaluation=False, policy="measure")
     found = list(steps.turns(how, 5.0, "", beside=3.0))
@@ -103,14 +103,15 @@ def test_plain_turns_begin_late_and_those_before_are_in_no_ratio(monkeypatch):
     assert "3.000 [3.000, 3.000]" in line(how, found)
 
 
-def test_what_was_measured_and_explained_is_asked_of_the_process(monkeypatch, tmp_path):
+def test_what_was_measured_and_explained_is_asked_of_the_process(
+    monkeypatch, steps_has, steps_subprocess_has, tmp_path
+):
     asked, child = [], SimpleNamespace(stdin=io.StringIO(), send_signal=lambda _: None, wait=lambda: 0)
     monkeypatch.setattr(child.stdin, "close", lambda: None)
     answers = iter([asdict(Turn(1.0, 1.0, 1, [])), ["a table", "torch: a problem"]])
     child.stdout = SimpleNamespace(readline=lambda: json.dumps(next(answers)))
-    monkeypatch.setattr(steps.subprocess, "Popen", lambda given, **_: asked.extend(given) or child)
-    monkeypatch.setattr(steps, "made", lambda _: (None, None))
-    monkeypatch.setattr(steps, "turn", lambda *_: Turn(1.0, 1.0, 1, []))
+    steps_subprocess_has(Popen=lambda given, **_: asked.extend(given) or child)
+    steps_has(made=lambda _: (None, None), turn=lambda *_: Turn(1.0, 1.0, 1, []))
     shown = []
     how, more = How("darts", False, False, same=True), {"folder": tmp_path, "shipped": tmp_path / "record"}
     assert len(list(steps.turns(how, 1.0, "", explained=shown.append, **more))) == 1

@@ -20,6 +20,9 @@ from nxcore.nn import Part
 from tests.nas import darts
 from tests.nas.switches import switch
 from tests.nn.parts import outcome
+from tests.stand_ins import stand_in
+
+part_has = stand_in(Part)
 
 pytestmark = pytest.mark.gpu
 
@@ -150,8 +153,8 @@ def _allocated() -> int:
     return torch.cuda.memory_allocated()
 
 
-def test_replays_on_two_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Part, "least", 0.0)  # of two layers the device's work may take as long by itself
+def test_replays_on_two_streams_wait_for_each_other(part_has) -> None:
+    part_has(least=0.0)  # of two layers the device's work may take as long by itself
     layers = [_layers(), _layers()]
     parts = [Part(lambda module, x: module(x)) for _ in layers]
     inputs = [torch.full((64, 8, 64, 64), 1.0 + i, device=CUDA, requires_grad=True) for i in range(6)]
@@ -176,8 +179,8 @@ def test_replays_on_two_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(gradient, *torch.autograd.grad(want.square().sum(), x))
 
 
-def test_there_is_room_for_another_after_all_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Part, "least", 0.0)
+def test_there_is_room_for_another_after_all_were_dropped(part_has) -> None:
+    part_has(least=0.0)
     x = torch.randn(8, 8, 64, 64, device=CUDA, requires_grad=True)
     for turn in range(3):
         layer, part = _layers(), Part(lambda module, x: module(x))

@@ -21,6 +21,9 @@ from tests.nas.test_network import SMALL
 from tests.nas.test_replays import agree, launches, taped
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
+from tests.stand_ins import stand_in
+
+blend_has = stand_in(blend)
 
 pytestmark = pytest.mark.usefixtures("decided")
 
@@ -28,7 +31,7 @@ NORMED = 4  # operations of an edge that end with a norm, besides pools
 
 
 @pytest.fixture
-def summed(monkeypatch):
+def summed(monkeypatch, blend_has):
     """The operators serve all norms, as kernels do; the numbers of norms of each sum."""
     found = []
 
@@ -39,7 +42,7 @@ def summed(monkeypatch):
     switch(monkeypatch, blend, on=True)
     monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
     monkeypatch.setattr(sequential, "_sep_conv2d", SimpleNamespace(by_kernel=nxcore.op("sep_conv2d").run))
-    monkeypatch.setattr(blend, "_sum", lambda: SimpleNamespace(by_kernel=by_kernel))
+    blend_has(_sum=lambda: SimpleNamespace(by_kernel=by_kernel))
     return found
 
 
@@ -118,11 +121,11 @@ def test_a_norm_that_changed_since_is_computed_by_itself(summed, changed):
     assert summed == [2 + NORMED - 1]
 
 
-def test_where_torch_serves_the_sum_norms_run_and_are_not_left_again(summed, monkeypatch):
+def test_where_torch_serves_the_sum_norms_run_and_are_not_left_again(summed, blend_has):
     plain, patched = edge()
     asked = []
     torchs = SimpleNamespace(by_kernel=lambda *args: asked.append(args), settled=lambda *args: True)
-    monkeypatch.setattr(blend, "_sum", lambda: torchs)
+    blend_has(_sum=lambda: torchs)
     for _ in range(2):
         same(plain, patched)
     assert len(asked) == 1

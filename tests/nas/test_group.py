@@ -22,6 +22,10 @@ from tests.nas.test_network import SMALL
 from tests.nas.test_replays import agree, launches, taped
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
+from tests.stand_ins import stand_in
+
+together_has = stand_in(together)
+blend_has = stand_in(blend)
 
 pytestmark = pytest.mark.usefixtures("decided")
 
@@ -65,10 +69,10 @@ def test_running_statistics_have_the_bits_that_they_have_without(served, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 4])
 @pytest.mark.parametrize("sums", [False, True])
-def test_a_replayed_cell_names_its_calls(served, monkeypatch, nodes, sums):
+def test_a_replayed_cell_names_its_calls(served, monkeypatch, blend_has, nodes, sums):
     switch(monkeypatch, blend, on=sums)
     by_kernel = SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum"))
-    monkeypatch.setattr(blend, "_sum", lambda: by_kernel)
+    blend_has(_sum=lambda: by_kernel)
     torch.manual_seed(0)
     plain = nn.Sequential(darts.Cell(nodes, 4, 4, 4, True, False)).double()
     patched, tape = copy.deepcopy(plain), Tape()
@@ -90,8 +94,8 @@ def test_a_replayed_cell_names_its_calls(served, monkeypatch, nodes, sums):
 
 
 @pytest.mark.slow
-def test_both_are_on_by_default(served, as_by_default, monkeypatch):
-    monkeypatch.setattr(blend, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum")))
+def test_both_are_on_by_default(served, as_by_default, blend_has):
+    blend_has(_sum=lambda: SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum")))
     torch.manual_seed(0)
     net = nn.Sequential(darts.Cell(1, 4, 4, 4, True, False)).double()
     nas.patch(net)
@@ -105,10 +109,10 @@ def test_both_are_on_by_default(served, as_by_default, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sums", [False, True])
-def test_our_own_network_has_its_convolutions_together(served, monkeypatch, sums):
+def test_our_own_network_has_its_convolutions_together(served, monkeypatch, blend_has, sums):
     switch(monkeypatch, blend, on=sums)
     by_kernel = SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum"))
-    monkeypatch.setattr(blend, "_sum", lambda: by_kernel)
+    blend_has(_sum=lambda: by_kernel)
     torch.manual_seed(0)
     plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
     own.load_state_dict(plain.state_dict())
@@ -141,7 +145,7 @@ def test_second_derivatives_are_those_of_the_plain_cell(served):
 
 
 @pytest.mark.slow
-def test_kernels_have_the_error_of_torch_and_leave_weights_gradients_to_one_sum(monkeypatch):
+def test_kernels_have_the_error_of_torch_and_leave_weights_gradients_to_one_sum(monkeypatch, together_has):
     pytest.importorskip("nxcore_cuda")
     device, calls = torch.device("cuda" if torch.cuda.is_available() else "cpu"), []
 
@@ -160,14 +164,14 @@ def test_kernels_have_the_error_of_torch_and_leave_weights_gradients_to_one_sum(
     nas.patch(patched, graphs=False, watch=False)
     switch(monkeypatch, group, on=True)
     monkeypatch.setattr(level, "_operator", operator)
-    monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=nxcore.op("column_sums")))
+    together_has(_sums=lambda: SimpleNamespace(by_kernel=nxcore.op("column_sums")))
     monkeypatch.setattr(watch, "capturing", lambda problem: True)  # nothing is compared with torch's there
     first, args = ([t.float().to(device) for t in given(2, 8, 2)] for _ in range(2))
     for net in (patched, plain):
         outcome(net[0], *first)
     exact, torchs = outcome(wide[0], *(t.double() for t in args)), outcome(plain[0], *args)
     for captured in (False, True):
-        monkeypatch.setattr(together, "capturing", lambda shares, captured=captured: captured)
+        together_has(capturing=lambda shares, captured=captured: captured)
         calls.clear()
         with late(patched[0]) as waiting:
             found = outcome(patched[0], *args)

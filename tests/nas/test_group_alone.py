@@ -13,6 +13,9 @@ from nxcore.nas import chains, group, level
 from tests.nas import darts
 from tests.nas.grouped import BACKWARD, COUNTS, FORWARD, cell, cells, first, given, met, same
 from tests.nas.switches import switch
+from tests.stand_ins import stand_in
+
+level_has = stand_in(level)
 
 pytestmark = pytest.mark.usefixtures("decided")
 
@@ -168,7 +171,7 @@ def test_where_torch_serves_each_convolution_runs_by_itself(served, name):
     assert waiting.alone == ("no kernel was chosen for them" if name == FORWARD else "")
 
 
-def test_second_halves_that_torch_serves_run_by_themselves(served, monkeypatch):
+def test_second_halves_that_torch_serves_run_by_themselves(served, level_has):
     operator = level._operator
 
     def of_one_tensor(name):
@@ -180,7 +183,7 @@ def test_second_halves_that_torch_serves_run_by_themselves(served, monkeypatch):
             )
         )
 
-    monkeypatch.setattr(level, "_operator", of_one_tensor)
+    level_has(_operator=of_one_tensor)
     plain, patched = cells(cell)
     met(plain, patched, given(5, 8))
     with late(patched[0]) as waiting:
@@ -192,13 +195,13 @@ def test_second_halves_that_torch_serves_run_by_themselves(served, monkeypatch):
     )
 
 
-def test_what_the_operator_refuses_runs_by_itself_and_says_why(served, monkeypatch):
+def test_what_the_operator_refuses_runs_by_itself_and_says_why(served, level_has):
     def refuse(*_):
         raise nxcore.errors.InvalidInputError("xs must be of another kind", argument="xs")
 
     plain, patched = cells(cell)
     met(plain, patched, given(5, 8))
-    monkeypatch.setattr(level, "_operator", lambda name: SimpleNamespace(by_kernel=refuse))
+    level_has(_operator=lambda name: SimpleNamespace(by_kernel=refuse))
     with late(patched[0]) as waiting:
         same(plain, patched, given(5, 8))
     assert waiting.groups.endswith("by themselves: xs must be of another kind")

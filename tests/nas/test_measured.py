@@ -6,6 +6,9 @@ import pytest
 
 from nxcore.graphs import measured
 from nxcore.graphs.measured import MORE, Measured
+from tests.stand_ins import stand_in
+
+measured_has = stand_in(measured)
 
 
 @pytest.mark.parametrize(
@@ -19,14 +22,15 @@ from nxcore.graphs.measured import MORE, Measured
     ],
     ids=["known", "measured", "pairs alone", "pairs wait", "at most"],
 )
-def test_a_run_follows_one_that_measured_problems_or_left_pairs(first, later, runs, monkeypatch):
+def test_a_run_follows_one_that_measured_problems_or_left_pairs(first, later, runs, measured_has):
     state = {"races": 5, "made": 7, "waiting": 0}
     pairs = type("Pairs", (), {"made": 0})()
     chooser = type("Chooser", (), {"pairs": pairs})()
     type(chooser).made = property(lambda _: state["made"])
     type(pairs).waiting = property(lambda _: state["waiting"])
-    monkeypatch.setattr(measured, "default", lambda: SimpleNamespace(chooser=chooser))
-    monkeypatch.setattr(measured, "tally", lambda: SimpleNamespace(races=state["races"]))
+    measured_has(
+        default=lambda: SimpleNamespace(chooser=chooser), tally=lambda: SimpleNamespace(races=state["races"])
+    )
     found, seen = Measured(), []
 
     def ran(races, problems, waiting):

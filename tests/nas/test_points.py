@@ -18,11 +18,14 @@ from tests.nas import darts
 from tests.nas.test_network import SMALL, step
 from tests.nas.test_replays import agree, taped
 from tests.nn.parts import outcome
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+points_has = stand_in(points)
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def calls(points_has):
     """The operator serves all calls, as a kernel does: their strides, and whether filters are shifted."""
     found = []
 
@@ -31,7 +34,7 @@ def calls(monkeypatch):
         found.append((stride, shifted is not None))
         return out
 
-    monkeypatch.setattr(points, "_operator", lambda: SimpleNamespace(by_kernel=by_kernel))
+    points_has(_operator=lambda: SimpleNamespace(by_kernel=by_kernel))
     return found
 
 
@@ -103,12 +106,12 @@ def test_plain_layers_are_taken(calls):
 
 
 @pytest.mark.parametrize("op", [lambda: ReLUConvBN(4, 3, 1, 1, 0), lambda: FactorizedReduce(4, 6)])
-def test_operations_of_this_package_run_the_operator(calls, op, monkeypatch):
+def test_operations_of_this_package_run_the_operator(calls, op, points_has):
     op = op().double()
     twin = copy.deepcopy(op)
     got = outcome(op, image())
     assert len(calls) == 1
-    monkeypatch.setattr(points, "_operator", lambda: SimpleNamespace(by_kernel=lambda *_: None))
+    points_has(_operator=lambda: SimpleNamespace(by_kernel=lambda *_: None))
     for one, want in zip(got, outcome(twin, image()), strict=True):
         torch.testing.assert_close(one, want)
     torch.testing.assert_close(op.state_dict(), twin.state_dict())
@@ -200,10 +203,10 @@ def test_under_autocast_results_and_gradients_are_those_of_the_layers_or_better(
         assert off <= 2 * allowed + 1e-6
 
 
-def test_a_captured_call_under_autocast_casts_both_weights_together(calls, monkeypatch):
+def test_a_captured_call_under_autocast_casts_both_weights_together(calls, points_has):
     _, patched, _ = pair(darts.Reduce(4, 6))
     cast = []
-    monkeypatch.setattr(points, "rounded", lambda *args: cast.append(args) or casts.rounded(*args))
+    points_has(rounded=lambda *args: cast.append(args) or casts.rounded(*args))
     patched, x = patched.float(), image().float()
     with torch.autocast("cpu", torch.bfloat16):
         patched(x)
@@ -216,12 +219,12 @@ def test_a_captured_call_under_autocast_casts_both_weights_together(calls, monke
     assert {weight.grad.dtype for weight in patched.parameters()} == {torch.float32}
 
 
-def test_torch_serves_with_hooks_on_what_is_saved_and_where_no_kernel_was_chosen(calls, monkeypatch):
+def test_torch_serves_with_hooks_on_what_is_saved_and_where_no_kernel_was_chosen(calls, points_has):
     plain, patched, _ = pair(darts.entry(4, 6))
     with torch.autograd.graph.save_on_cpu():
         patched(image())
     assert calls == []
-    monkeypatch.setattr(points, "_operator", lambda: SimpleNamespace(by_kernel=lambda *_: None))
+    points_has(_operator=lambda: SimpleNamespace(by_kernel=lambda *_: None))
     plain.load_state_dict(patched.state_dict())
     same(plain, patched, image())
 
@@ -255,7 +258,7 @@ def test_captured_cells_run_the_operator(calls, own):
 
 
 @pytest.mark.parametrize(("agrees", "tried"), [("cpu cuda", ["cpu"]), ("cuda", ["cpu", "cuda"])])
-def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(agrees, tried, monkeypatch):
+def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(agrees, tried, points_has):
     seen = []
 
     def agrees_on(device, _):
@@ -263,6 +266,6 @@ def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(agrees, tried, monkeypa
         return device.type in agrees
 
     op = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
-    monkeypatch.setattr(points, "_agrees_on", agrees_on)
+    points_has(_agrees_on=agrees_on)
     assert points._agrees(op)
     assert seen == tried

@@ -10,6 +10,9 @@ from nxcore.nas.data import Split
 from nxcore.nas.prefetch import Feed, Ring
 from nxcore.nas.trainer import Trainer
 from tests.nas.test_trainer import LEAST, images
+from tests.stand_ins import stand_in
+
+torch_tensor_has = stand_in(torch.Tensor)
 
 CPU = torch.device("cpu")
 PART = Split(torch.arange(40.0).view(10, 1, 2, 2), torch.arange(10))
@@ -38,19 +41,20 @@ class Noting:
 
 
 @pytest.fixture
-def noting(monkeypatch, cuda):
+def noting(torch_tensor_has, cuda_answers):
     found = Noting()
-    cuda(
+    cuda_answers(
         Stream=lambda device: found,
         Event=found.event,
         current_stream=lambda device: found,
         stream=lambda stream: torch.no_grad(),
     )
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: found.seen.append("recorded"))
+    torch_tensor_has(
+        pin_memory=lambda self: self, record_stream=lambda self, stream: found.seen.append("recorded")
+    )
     # A copy, as to another device.
     own = torch.Tensor.to
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: own(self, *a, **k).clone())
+    torch_tensor_has(to=lambda self, *a, **k: own(self, *a, **k).clone())
     return found
 
 

@@ -18,6 +18,9 @@ from nxcore.store.pages import Page
 from tests.nas.test_trainer import LEAST, images
 from tests.nn.test_prepare import Answering
 from tests.null.fakes import timing
+from tests.stand_ins import stand_in
+
+nas_has = stand_in(nas)
 
 
 def uncompiled(tuner, problem):
@@ -103,14 +106,16 @@ class Watched:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_the_command_prepares_each_network_before_its_first_epoch(quiet, monkeypatch, tmp_path, capsys):
+def test_the_command_prepares_each_network_before_its_first_epoch(
+    quiet, monkeypatch, nas_has, tmp_path, capsys
+):
     done = []
 
     def prepare(trainer, advance=lambda *_: None):
         done.append(f"prepared {trainer.net}")
         advance("numba of sum", 1, 2)
 
-    monkeypatch.setattr(nas, "prepare", prepare)
+    nas_has(prepare=prepare)
     monkeypatch.setattr("nxcore.cli.epochs._grown", str)
     assert not search.followed(Watched(done), tmp_path, None, quiet=quiet)
     one = ["prepared supernet", "epoch of supernet", "epoch of supernet"]
@@ -119,9 +124,9 @@ def test_the_command_prepares_each_network_before_its_first_epoch(quiet, monkeyp
     assert told == ("" if quiet else "compiled 1/2: numba of sum\n")
 
 
-def test_an_interruption_while_compiling_ends_the_command(monkeypatch, tmp_path):
+def test_an_interruption_while_compiling_ends_the_command(nas_has, tmp_path):
     def prepare(trainer, advance=None):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nas, "prepare", prepare)
+    nas_has(prepare=prepare)
     assert search.followed(Watched([]), tmp_path, None, quiet=True)

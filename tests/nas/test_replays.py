@@ -20,6 +20,12 @@ from tests.nas.switches import switch
 from tests.nas.test_network import SMALL, step
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
+from tests.stand_ins import stand_in
+
+modules_has = stand_in(modules)
+branches_has = stand_in(branches)
+together_has = stand_in(together)
+graphed_has = stand_in(graphed)
 
 pytestmark = pytest.mark.usefixtures("decided")
 
@@ -139,10 +145,10 @@ def launches(tape, name):
 
 
 @pytest.fixture
-def ours(monkeypatch):
+def ours(branches_has, modules_has):
     """The operators serve all norms, and sum gradients, as kernels do."""
-    monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
-    monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("weighted_sum")))
+    modules_has(by_kernel=lambda module, operator, *args: operator(*args))
+    branches_has(_sum=lambda: SimpleNamespace(by_kernel=nxcore.op("weighted_sum")))
 
 
 @pytest.mark.slow
@@ -168,15 +174,15 @@ def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", [False, True])
-def test_a_cell_of_four_nodes_has_each_pool_once_and_one_sum_a_state(monkeypatch, reduction):
-    monkeypatch.setattr(modules, "by_kernel", lambda module, operator, *args: operator(*args))
+def test_a_cell_of_four_nodes_has_each_pool_once_and_one_sum_a_state(branches_has, modules_has, reduction):
+    modules_has(by_kernel=lambda module, operator, *args: operator(*args))
     summed = []
 
     def total(grads, weights):
         summed.append(len(grads))
         return nxcore.op("weighted_sum")(grads, weights)
 
-    monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=total))
+    branches_has(_sum=lambda: SimpleNamespace(by_kernel=total))
     torch.manual_seed(0)
     plain = torch.nn.Sequential(darts.Cell(4, 8, 8, 4, reduction, False)).double()
     patched = copy.deepcopy(plain)
@@ -249,7 +255,7 @@ class Known(Tape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [False, True])
-def test_a_replayed_cell_has_one_sum_of_all_weights_gradients(monkeypatch, chosen):
+def test_a_replayed_cell_has_one_sum_of_all_weights_gradients(monkeypatch, together_has, chosen):
     torch.manual_seed(0)
     plain = torch.nn.Sequential(darts.Cell(2, 8, 8, 4, False, False)).double()
     patched, tape, summed = copy.deepcopy(plain), Known(), []
@@ -261,8 +267,7 @@ def test_a_replayed_cell_has_one_sum_of_all_weights_gradients(monkeypatch, chose
         return nxcore.op("column_sums")(xs) if chosen else None
 
     monkeypatch.setattr(sequential, "_block", SimpleNamespace(by_kernel=Block.apply))
-    monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=by_kernel))
-    monkeypatch.setattr(together, "capturing", lambda shares: tape.captures)
+    together_has(_sums=lambda: SimpleNamespace(by_kernel=by_kernel), capturing=lambda shares: tape.captures)
     for _ in range(MET + 2):
         given = [torch.randn(2, 8, 8, 8).double() for _ in range(2)] + [torch.rand(5, 8).double()]
         for got, want in zip(*(outcome(net[0], *given) for net in (patched, plain)), strict=True):
@@ -317,11 +322,12 @@ def test_a_compiler_sees_a_patched_cell_as_it_is():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "whole", {}, {"checkpoint": True}])
-def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(ours, own, monkeypatch, cuda_answers):
+def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(
+    ours, own, monkeypatch, graphed_has, cuda_answers
+):
     tape = Tape()
     switch(monkeypatch, whole, on=own == "whole")
-    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
-    monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
+    graphed_has(_device=lambda fn, leaves, spec: torch.device("cpu"), recorder_of=lambda device: tape)
     cuda_answers(is_current_stream_capturing=lambda: False)
     plain, net = networks()
     if isinstance(own, dict):

@@ -15,7 +15,11 @@ from nxcore.cli import app, epochs
 from nxcore.errors import InvalidInputError
 from nxcore.nas import Genotype, Trainer, picture
 from tests.nas.test_trainer import LEAST, images, same, without_time
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+sys_has = stand_in(sys)
+trainer_has = stand_in(Trainer)
 
 GENOTYPE = Genotype(
     (("sep_conv_3x3", 1), ("skip_connect", 0), ("dil_conv_5x5", 2), ("max_pool_3x3", 0)),
@@ -40,7 +44,7 @@ def run(*words, status=0):
     return done.output
 
 
-def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path, trainer_has):
     pytest.importorskip("plotly", reason="an extra")
     straight, halted = tmp_path / "straight", tmp_path / "halted"
     text = run("-o", straight, "--seed", 3)
@@ -59,10 +63,10 @@ def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path,
             raise KeyboardInterrupt
         return advance(trainer)
 
-    monkeypatch.setattr(Trainer, "advance", interrupted)
+    trainer_has(advance=interrupted)
     assert "--resume" in run("-o", halted, "--seed", 3, status=130)
     assert len((halted / "metrics.jsonl").read_text().splitlines()) == 2
-    monkeypatch.setattr(Trainer, "advance", advance)
+    trainer_has(advance=advance)
     found = json.loads(run("--resume", halted, "--json"))
     assert found["phase"] == "done"
     assert (found["genotype"], found["held_out_accuracy"]) == (
@@ -79,11 +83,11 @@ def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path,
     assert "held out" in (halted / "curve.html").read_text(encoding="utf-8")
 
 
-def test_one_that_was_interrupted_in_its_first_epoch_begins_anew(tmp_path, monkeypatch):
+def test_one_that_was_interrupted_in_its_first_epoch_begins_anew(tmp_path, trainer_has):
     def interrupted(trainer):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "advance", interrupted)
+    trainer_has(advance=interrupted)
     for _ in range(2):
         assert "no epoch has ended yet" in run("-o", tmp_path, status=130)
 
@@ -113,10 +117,10 @@ def test_a_genotype_is_trained_without_a_search(tmp_path):
     ("space", "names"),
     [("darts", nas.PRIMITIVES), ("all", tuple(nas.OPS)), ("max_pool_3x3,skip_connect", None)],
 )
-def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, monkeypatch):
+def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, trainer_has):
     seen = []
     advance = Trainer.advance
-    monkeypatch.setattr(Trainer, "advance", lambda t: (seen.append(t.preset.primitives), advance(t))[1])
+    trainer_has(advance=lambda t: (seen.append(t.preset.primitives), advance(t))[1])
     found = json.loads(run("-o", tmp_path / "it", "--space", space, "--json"))
     names = names or tuple(space.split(","))
     assert set(seen) == {names}
@@ -166,10 +170,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
+def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch, sys_has):
     preset = dataclasses.replace(LEAST, mutations=(nas.Mutation(2, "deepen", 0),))
     rows = list(Trainer(images(), preset).run())
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    sys_has(stdout=Terminal())
     monkeypatch.setenv("TERM", "xterm")
     with epochs.watching(rows[:1], lambda: 63) as show:
         for row in rows[1:]:
@@ -184,14 +188,14 @@ def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
     )
 
 
-def test_before_the_first_epoch_it_tells_what_takes_so_long(monkeypatch, capsys):
+def test_before_the_first_epoch_it_tells_what_takes_so_long(monkeypatch, sys_has, capsys):
     with epochs.watching([], lambda: 63):
         pass
     assert "the first epoch also compiles and measures kernels, once" in capsys.readouterr().out
     with epochs.watching([]):
         pass
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    sys_has(stdout=Terminal())
     monkeypatch.setenv("TERM", "xterm")
     with epochs.watching([], lambda: 63):
         pass

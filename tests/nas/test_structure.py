@@ -13,7 +13,10 @@ from nxcore import nas
 from nxcore.graphs.structure import structure
 from nxcore.nas import mixture
 from tests.nas import darts
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+mixture_has = stand_in(mixture)
 
 
 def mixed(stride=1, channels=4):
@@ -95,7 +98,7 @@ def counted(monkeypatch):
     return tried
 
 
-def test_a_network_has_a_trial_for_each_structure_and_the_marks_of_one_each(monkeypatch):
+def test_a_network_has_a_trial_for_each_structure_and_the_marks_of_one_each(monkeypatch, mixture_has):
     torch.manual_seed(0)
     net = darts.Network(4, 3, 5, 2).double()
     apart = copy.deepcopy(net)
@@ -103,7 +106,7 @@ def test_a_network_has_a_trial_for_each_structure_and_the_marks_of_one_each(monk
     nas.patch(net, graphs=False)
     kinds = {(m._ops[0].stride, m._ops[4].op[1].in_channels) for m in tried}
     assert len(tried) == len(kinds) == 5, "of 25: normal and reducing ones, by their channels"
-    monkeypatch.setattr(mixture, "structure", lambda _: None)
+    mixture_has(structure=lambda _: None)
     nas.patch(apart, graphs=False)
     assert len(tried) == 5 + 25
     for one, other in zip(net.modules(), apart.modules(), strict=True):
@@ -124,21 +127,21 @@ def test_a_network_has_a_trial_for_each_structure_and_the_marks_of_one_each(monk
 @pytest.mark.parametrize(
     ("runs", "tried"), [("cpu cuda", ["cpu"]), ("cuda", ["cpu", "cuda"]), ("", ["cpu", "cuda"])]
 )
-def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(runs, tried, monkeypatch):
+def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(runs, tried, mixture_has):
     seen = []
     module = SimpleNamespace(
         parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"), is_meta=False)]),
         buffers=lambda: iter(()),
         modules=lambda: [nn.BatchNorm2d(4)],
     )
-    monkeypatch.setattr(mixture, "proven", lambda _: (None, None))
+    mixture_has(proven=lambda _: (None, None))
     trial = mixture.Trial(None, {}, [], written=False, reads=None, count=None)
 
     def tried_on(device, *_):
         seen.append(device.type)
         return trial if device.type in runs else "a trial call raised"
 
-    monkeypatch.setattr(mixture, "tried_on", tried_on)
+    mixture_has(tried_on=tried_on)
     assert mixture.tried(module) == (trial if runs else "a trial call raised")
     assert seen == tried
 

@@ -14,18 +14,20 @@ from nxcore.nas.trainer import Trainer
 from nxcore.nas.update import Update
 from tests.nas.test_trainer import LEAST, images
 from tests.nn.tape import Tape
+from tests.stand_ins import stand_in
+
+graphed_has = stand_in(graphed)
 
 DEVICES = ["cpu", "taped", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture
-def device(request, monkeypatch, cuda_answers):
+def device(request, graphed_has, cuda_answers):
     """The device of the weights; ``taped`` is a CPU on which operators run again, as of a CUDA graph."""
     if request.param != "taped":
         return request.param
     tape = Tape()
-    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
-    monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
+    graphed_has(_device=lambda fn, leaves, spec: torch.device("cpu"), recorder_of=lambda device: tape)
     cuda_answers(is_current_stream_capturing=lambda: False, empty_cache=lambda: None)
     return "cpu"
 

@@ -10,17 +10,19 @@ from tests.nas import spaces
 from tests.nas.switches import switch
 from tests.nas.test_lists import FORMS, agree, networks
 from tests.nn.tape import Tape
+from tests.stand_ins import stand_in
+
+of_models_has = stand_in(of_models)
 
 pytestmark = pytest.mark.usefixtures("decided")
 
 
 @pytest.fixture
-def tape(monkeypatch):
+def tape(monkeypatch, of_models_has):
     """A recorder for the CPU."""
     made = Tape()
     switch(monkeypatch, whole, on=True)
-    monkeypatch.setattr(of_models, "available", lambda: True)
-    monkeypatch.setattr(of_models, "recorder_of", lambda _: made)
+    of_models_has(available=lambda: True, recorder_of=lambda _: made)
     return made
 
 

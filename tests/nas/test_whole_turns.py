@@ -168,8 +168,8 @@ def test_kernels_serve_the_call_for_which_torch_has_no_memory(full, monkeypatch)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(5, False), (99, False), (100, True)])
-def test_torch_serves_where_as_much_is_free_as_its_forward_pass_took(free, fits, cuda):
-    cuda(
+def test_torch_serves_where_as_much_is_free_as_its_forward_pass_took(free, fits, cuda_answers):
+    cuda_answers(
         memory_allocated=lambda _: 150, memory_reserved=lambda _: 155, mem_get_info=lambda _: (free - 5, 1000)
     )
     assert of_graphs._fits(torch.device("cuda", 0), 50) is fits

@@ -17,6 +17,11 @@ from nxcore.session import default
 from tests.nas.test_replays import agree, taped
 from tests.nas.test_whole import taken
 from tests.nas.test_whole_turns import fresh
+from tests.stand_ins import stand_in
+
+interim_has = stand_in(interim)
+whole_has = stand_in(whole)
+capture_has = stand_in(Capture)
 
 __all__ = ["taken"]
 
@@ -42,7 +47,7 @@ class Steps(Ledger):
 
 
 @pytest.fixture
-def survey(monkeypatch):
+def survey(monkeypatch, capture_has, whole_has):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
     survey = SimpleNamespace(open=0, taken=0, takes=lambda problem: False, stays={})
     survey.saved, survey.runs, survey.given, survey.spare = [], [], [], 0
@@ -52,8 +57,7 @@ def survey(monkeypatch):
     survey.prepare, survey.withdraw = (lambda device: None), (lambda: False)
     monkeypatch.setattr(default().chooser, "survey", survey)
     monkeypatch.setattr(default().wisdom, "has", lambda device: False)
-    monkeypatch.setattr(whole, "Ledger", Steps)
-    monkeypatch.setattr(whole, "CAPTURE_COST", 0.0)
+    whole_has(Ledger=Steps, CAPTURE_COST=0.0)
     tried = Capture._tried
 
     def asks(self, *args):
@@ -63,7 +67,7 @@ def survey(monkeypatch):
             survey.open = 3 * PREFERENCE.get().finding
         return found
 
-    monkeypatch.setattr(Capture, "_tried", asks)
+    capture_has(_tried=asks)
     return survey
 
 
@@ -101,7 +105,7 @@ def test_it_is_captured_once_all_are_measured(survey, waiting):
     assert (len(survey.runs), tape.replayed - before, len(survey.saved)) == (3, 4, paid)
 
 
-def test_what_was_measured_within_the_run_is_waited_for_too(survey, monkeypatch):
+def test_what_was_measured_within_the_run_is_waited_for_too(survey, capture_has):
     plain, patched, _ = networks()
     tried, runs = Capture._tried, []
 
@@ -111,7 +115,7 @@ def test_what_was_measured_within_the_run_is_waited_for_too(survey, monkeypatch)
         survey.taken, survey.open = survey.taken + (len(runs) == 1), 0
         return found
 
-    monkeypatch.setattr(Capture, "_tried", fast)
+    capture_has(_tried=fast)
     agree(plain, patched, Whole.settled)
     assert nas.replays(patched)[""].startswith(WAITS)
     agree(plain, patched, 1)
@@ -169,14 +173,14 @@ def test_the_process_has_the_device_before_each_pass_if_steps_are_not_slow_for_t
 
 @pytest.mark.parametrize(("share", "open_", "races"), [(0.5, 1, 2), (0.9, 1, 1), (0.5, 0, 1)])
 def test_a_call_waits_for_more_races_if_steps_are_fast_and_there_are_more(
-    survey, waiting, share, open_, races, monkeypatch
+    survey, waiting, share, open_, races, interim_has
 ):
     plain, patched, _ = waiting
     agree(plain, patched, PLAIN + 1)
     survey.open, ledger = open_, vars(patched)[PART]._ledger
     survey.turns.asked_within = lambda seconds: True
     survey.turns.asked, ledger.each = True, share * PLAIN_S
-    monkeypatch.setattr(interim, "STEP", 1.5)
+    interim_has(STEP=1.5)
     held = vars(patched)[PART]._interim[1]
     held._before, held._left = (ledger.steps, ledger.elapsed_s), 0.0
     for _ in range(10):
@@ -190,14 +194,13 @@ def test_a_call_waits_for_more_races_if_steps_are_fast_and_there_are_more(
 
 
 @pytest.mark.parametrize(("spent", "captured"), [(False, False), (True, True)])
-def test_a_capture_waits_until_its_cost_is_saved(survey, waiting, spent, captured, monkeypatch):
+def test_a_capture_waits_until_its_cost_is_saved(survey, waiting, spent, captured, whole_has):
     plain, patched, _ = waiting
     agree(plain, patched, PLAIN + 1)
     part, survey.open = vars(patched)[PART], 0
     ledger, part._tried_s, part._patience = part._ledger, 1.0, 0
     ledger.each = 0.5 * PLAIN_S
-    monkeypatch.setattr(whole, "CAPTURE_COST", 3.0)
-    monkeypatch.setattr(whole, "LONGEST_S", 0.0 if spent else 45.0)
+    whole_has(CAPTURE_COST=3.0, LONGEST_S=0.0 if spent else 45.0)
     before = len(survey.saved)
     agree(plain, patched, 1)
     assert nas.replays(patched)[""].startswith("replays") is captured
@@ -230,14 +233,14 @@ def test_two_passes_before_a_gradient_run_the_second(survey, waiting):
         ("fails", "RuntimeError: no"),
     ],
 )
-def test_where_that_is_not_possible_calls_run(survey, waiting, how, why, monkeypatch):
+def test_where_that_is_not_possible_calls_run(survey, waiting, how, why, interim_has, capture_has):
     plain, patched, tape = waiting
     if how == "full":
-        monkeypatch.setattr(interim, "roomy", lambda device: False)
+        interim_has(roomy=lambda device: False)
     elif how == "slow":
         tape.slow = 0.002
     elif how == "fails":
-        monkeypatch.setattr(Capture, "_of_whole", lambda *_: raises(RuntimeError("no")))
+        capture_has(_of_whole=lambda *_: raises(RuntimeError("no")))
     agree(plain, patched, PLAIN)
     if how == "changed":
         agree(plain, patched, 1)
@@ -265,7 +268,7 @@ def test_there_must_be_room_for_another_pool(cuda_answers):
     assert interim.roomy(torch.device("cpu"))
 
 
-def test_a_capture_verifies_alone_and_its_findings_are_written_after_it(monkeypatch):
+def test_a_capture_verifies_alone_and_its_findings_are_written_after_it(monkeypatch, capture_has):
     plain, patched, _ = networks()
     chooser, tried, order = default().chooser, Capture._tried, []
     monkeypatch.setattr(chooser.beforehand, "end", lambda: order.append("end"))
@@ -274,7 +277,7 @@ def test_a_capture_verifies_alone_and_its_findings_are_written_after_it(monkeypa
         order.append(sorted(chooser.tuner.gate.store._later))
         return tried(self, *args)
 
-    monkeypatch.setattr(Capture, "_tried", seen)
+    capture_has(_tried=seen)
     agree(plain, patched, 3)
     assert order[:2] == ["end", ["identities", "verdicts"]]
     assert not chooser.tuner.gate.store._later

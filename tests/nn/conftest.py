@@ -14,6 +14,11 @@ from nxcore.nn import activations, linear, modules, sequential, whole
 from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
 from tests.null import fakes
+from tests.stand_ins import stand_in
+
+activations_has = stand_in(activations)
+sequential_has = stand_in(sequential)
+whole_has = stand_in(whole)
 
 OPERATORS = (
     "add",
@@ -29,7 +34,9 @@ ACTIVATED = [name for name in ACTIVATIONS if not name.endswith("_mul")]
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[str]]:
+def ran(
+    monkeypatch: pytest.MonkeyPatch, activations_has, sequential_has, device: torch.device
+) -> Iterator[list[str]]:
     """Serve modules by kernels that are torch's references in disguise; return the names of those that ran.
 
     Numba's own take a second each to compile for each window: one test has them; on CUDA another has its own.
@@ -49,12 +56,10 @@ def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[
     session = fakes.session(backend, specs=list(known.values()))
     for name in OPERATORS:
         monkeypatch.setattr(modules, f"_{name}", session.op(name))
-    monkeypatch.setattr(activations, "operator", session.op)
-    monkeypatch.setattr(activations, "won", lambda *_: True)
+    activations_has(operator=session.op, won=lambda *_: True)
     for name in ("add", "matmul"):
         monkeypatch.setattr(linear, f"_{name}", session.op(name))
-    monkeypatch.setattr(sequential, "_sep_conv2d", session.op("sep_conv2d"))
-    monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
+    sequential_has(_sep_conv2d=session.op("sep_conv2d"), _block=session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
         yield names
 
@@ -68,23 +73,22 @@ def state(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def tape(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tape]:
+def tape(whole_has) -> Iterator[Tape]:
     """Have whole models recorded on the CPU; nothing is measured."""
     made = Tape()
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: made)
+    whole_has(available=lambda: True, recorder_of=lambda _: made)
     with nxcore.policy("estimate"):
         yield made
 
 
 @pytest.fixture
-def unclear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unclear(whole_has) -> Iterator[None]:
     """Let the recorder refuse every model, for its code."""
 
     def refuse(_: torch.nn.Module) -> None:
         raise Unclear("its code isn't read here")
 
     torch._dynamo.reset()
-    monkeypatch.setattr(whole, "names_of", refuse)
+    whole_has(names_of=refuse)
     yield
     torch._dynamo.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,33 +69,43 @@ def anew() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def outcome(train: bool, before: Turn, turn: Turn) -> Any:
+    """Return what steps of a compiled model come to, with a turn before the second and the third."""
+    torch.manual_seed(0)
+    model = Net().train(train)
+    state = copy.deepcopy(model.state_dict())
+    before(model)
+    model.load_state_dict(state)
+    compiled = torch.compile(model, backend="eager")
+    found = [step(compiled, image())]
+    for _ in range(2):
+        turn(model)
+        found += [step(compiled, image()), step(model, image())]
+    return found, [p.grad for p in model.parameters()], dict(model.state_dict())
+
+
+@functools.cache
+def plain(train: bool) -> Any:
+    return outcome(train, BEFORE["plain"], BEFORE["plain"])
+
+
 @pytest.mark.parametrize(
-    ("before", "turn"),
+    ("before", "turn", "train"),
     [
-        pytest.param(b, t, marks=() if (b, t) in QUICK else pytest.mark.slow, id=f"{b}, then {t}")
+        pytest.param(
+            b,
+            t,
+            train,
+            marks=() if train and (b, t) in QUICK else pytest.mark.slow,
+            id=f"{b}, then {t}, {name}",
+        )
+        for train, name in ((True, "training"), (False, "evaluation"))
         for b, t in PAIRS
+        if train or b != "patched"
     ],
 )
-@pytest.mark.parametrize(
-    "train", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["training", "evaluation"]
-)
 def test_compiled_code_survives_what_nxcore_does(before: str, turn: str, train: bool) -> None:
-    outcomes: list[Any] = []
-    for ours in (False, True):
-        torch.manual_seed(0)
-        model = Net().train(train)
-        state = copy.deepcopy(model.state_dict())
-        if ours:
-            BEFORE[before](model)
-            model.load_state_dict(state)
-        compiled = torch.compile(model, backend="eager")
-        found = [step(compiled, image())]
-        for _ in range(2):
-            if ours:
-                TURNS[turn](model)
-            found += [step(compiled, image()), step(model, image())]
-        outcomes.append((found, [p.grad for p in model.parameters()], dict(model.state_dict())))
-    same(outcomes[1], outcomes[0])
+    same(outcome(train, BEFORE[before], TURNS[turn]), plain(train))
 
 
 @pytest.mark.slow

@@ -19,6 +19,16 @@ OTHER = torch.linspace(-1, 3, 3 * 4 * 12 * 16).view(3, 4, 12, 16)
 BATCH = ({0: Dim("b", min=2)},)
 ROWS = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC},)
 QUICK = (nn.Conv2d, nn.BatchNorm2d)
+WAYS = [
+    pytest.param(None, False, False, id="as it is, evaluation, loose"),
+    pytest.param(BATCH, True, False, id="batch, training, loose"),
+    pytest.param(ROWS, True, False, id="rows, training, loose"),
+    pytest.param(None, True, True, marks=pytest.mark.slow, id="as it is, training, strict"),
+    pytest.param(BATCH, False, True, marks=pytest.mark.slow, id="batch, evaluation, strict"),
+    pytest.param(ROWS, False, True, marks=pytest.mark.slow, id="rows, evaluation, strict"),
+]
+"""Of sizes, modes and ways to export, each goes with each other once."""
+
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec:FutureWarning"
@@ -41,11 +51,7 @@ def called(program: ExportedProgram) -> Any:
 @pytest.mark.parametrize(
     "cls", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow, id=c.__name__) for c in OURS]
 )
-@pytest.mark.parametrize("shapes", [None, BATCH, ROWS], ids=["as it is", "batch", "rows"])
-@pytest.mark.parametrize("train", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize(
-    "strict", [pytest.param(True, marks=pytest.mark.slow), False], ids=["strict", "loose"]
-)
+@pytest.mark.parametrize(("shapes", "train", "strict"), WAYS)
 def test_a_module_becomes_torchs_operators(
     cls: type[nn.Module], shapes: Any, train: bool, strict: bool
 ) -> None:

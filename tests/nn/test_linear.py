@@ -23,16 +23,19 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
 from tests.null import fakes
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+linear_has = stand_in(linear)
 
 ON_CPU = "on a CPU torch computes products by its own library"
 X = torch.randn(5, 4)
 
 
 @pytest.fixture
-def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def anywhere(linear_has) -> None:
     """Let kernels win on a CPU too."""
-    monkeypatch.setattr(linear, "DEVICES", {"cpu", "cuda"})
+    linear_has(DEVICES={"cpu", "cuda"})
 
 
 def taken(**how: Any) -> nn.Linear:
@@ -301,9 +304,9 @@ def test_it_rests_where_the_gain_is_less_than_what_it_costs(
 
 
 @pytest.mark.usefixtures("anywhere", "ran")
-def test_it_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_looked_at_ever_more_rarely(linear_has) -> None:
     layer, calls = taken(), []
-    monkeypatch.setattr(linear, "_look", lambda *_: calls.append(vars(layer)[SERVED]))
+    linear_has(_look=lambda *_: calls.append(vars(layer)[SERVED]))
     for _ in range(8 * AFTER + 5):
         layer(X)
     assert calls == [AFTER, 2 * AFTER, 4 * AFTER, 8 * AFTER]

@@ -86,7 +86,7 @@ def hasty() -> Iterator[None]:
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(("do", "undo"), STEPS, ids=["accelerate", "patch"])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("seconds", [0.3, pytest.param(10.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [0.3, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_beside_a_thread(do: Any, undo: Any, training: bool, seconds: float) -> None:
     torch.manual_seed(0)
     model, x = Net().train(training), image()

@@ -18,6 +18,9 @@ from nxcore.measure.timing import Timing
 from nxcore.nn import exchange, sequential, steps
 from nxcore.nn.served import IDLES
 from tests.nn.test_survey import X, network, session
+from tests.stand_ins import stand_in
+
+sys_has = stand_in(sys)
 
 __all__ = ["session"]  # a fixture
 
@@ -145,8 +148,8 @@ def run(*words: str) -> str:
 
 
 @pytest.mark.usefixtures("session")
-def test_the_command_accelerates_and_explains_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_the_command_accelerates_and_explains_a_model(sys_has) -> None:
+    sys_has(path=list(sys.path))
     text = run("--model", "tests.nn.test_models:made")
     assert "not measured" in text
     found = json.loads(run("--model", "tests.nn.test_models:network", "--json"))
@@ -163,8 +166,8 @@ def test_the_command_accelerates_and_explains_a_model(monkeypatch: pytest.Monkey
         ("builtins:dict", r"must return a torch.nn.Module, or a tuple with one first, got dict"),
     ],
 )
-def test_what_is_no_model_is_refused(given: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_what_is_no_model_is_refused(given: str, why: str, sys_has) -> None:
+    sys_has(path=list(sys.path))
     with pytest.raises(InvalidInputError, match=why):
         run("--model", given)
     with pytest.raises(InvalidInputError, match="give an operator, or --from-trace"):

@@ -13,7 +13,10 @@ from torch import nn
 import nxcore
 from nxcore.nn import activations
 from tests.nn.conftest import ACTIVATED
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+activations_has = stand_in(activations)
 
 MAKE = {
     "max_pool": lambda of: of.MaxPool2d(3, stride=2, padding=1),
@@ -60,9 +63,9 @@ OURS = [
 
 
 @pytest.fixture(autouse=True)
-def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few(activations_has) -> None:
     """Have operators of activations serve small tensors too."""
-    monkeypatch.setattr(activations, "FEWEST", 0)
+    activations_has(FEWEST=0)
 
 
 @for_each("name", OURS)
@@ -162,10 +165,8 @@ def test_a_subclass_runs_the_operator(ran: list[str]) -> None:
         assert set(ran) == {"silu"}
 
 
-def test_a_relu_is_torchs_unless_a_kernel_is_on_record_as_faster(
-    ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activations, "won", lambda _: False)
+def test_a_relu_is_torchs_unless_a_kernel_is_on_record_as_faster(ran: list[str], activations_has) -> None:
+    activations_has(won=lambda _: False)
     ours, plain, x = nxcore.nn.ReLU(), nn.ReLU(), torch.randn(2, 3)
     ours(x)
     assert nxcore.accelerate(plain).left == {"": activations.NOT_WON}
@@ -173,7 +174,7 @@ def test_a_relu_is_torchs_unless_a_kernel_is_on_record_as_faster(
     assert ours.reason == activations.NOT_WON
     assert type(ours).forward is nn.ReLU.forward
     assert not ran
-    monkeypatch.setattr(activations, "won", lambda name: name == "relu")
+    activations_has(won=lambda name: name == "relu")
     assert nxcore.accelerate(plain).replaced == {"": "ReLU"}
     nxcore.accelerate(ours)
     for module in (ours, plain):

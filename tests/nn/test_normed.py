@@ -18,7 +18,10 @@ from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import Truth, agreement
 from tests.null import fakes
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+normed_has = stand_in(normed)
 
 ACTIVATIONS: list[nn.Module] = [
     nn.ReLU(),
@@ -52,7 +55,7 @@ SPECS = [*fakes.SPECS.values(), *expressions.normed("silu")]
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def ran(normed_has) -> list[str]:
     """Serve pairs by the chain of the expression; return the names of the operators that ran."""
     names: list[str] = []
 
@@ -66,8 +69,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         session = fakes.session(fakes.backend("fake", fakes.kernel(name, run)), specs=specs)
         return session.op(name, backend="fake")
 
-    monkeypatch.setattr(normed, "operator", operator)
-    monkeypatch.setattr(normed, "FEWEST", 1)
+    normed_has(operator=operator, FEWEST=1)
     return names
 
 
@@ -144,8 +146,8 @@ def test_what_comes_before_stays_as_it_was(ran: list[str]) -> None:
     assert torch.equal(x, kept)
 
 
-def test_few_elements_are_left_to_torch(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normed, "FEWEST", 2 * 6 * 7 * 7)
+def test_few_elements_are_left_to_torch(ran: list[str], normed_has) -> None:
+    normed_has(FEWEST=2 * 6 * 7 * 7)
     own = chain()
     nxcore.accelerate(own, watch=False)
     with torch.no_grad():
@@ -162,11 +164,10 @@ def test_it_rests_in_training_and_wakes_in_evaluation() -> None:
     assert own.eval().reason == ""
 
 
-def test_it_rests_where_torch_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rests_where_torch_wins(normed_has) -> None:
     known = fakes.registry(fakes.backend("none", fakes.kernel("add")), specs=SPECS)
     session = Session(Settings(policy="estimate"), known)
-    monkeypatch.setattr(normed, "operator", session.op)
-    monkeypatch.setattr(normed, "FEWEST", 1)
+    normed_has(operator=session.op, FEWEST=1)
     own = chain()
     nxcore.accelerate(own, watch=False)
     x = torch.randn(1, 4, 9, 9)

@@ -14,6 +14,9 @@ from nxcore.choose.process import Answer
 from nxcore.choose.prune import MEASURING
 from nxcore.nn.prepare import prepared, step
 from nxcore.session import default
+from tests.stand_ins import stand_in
+
+ahead_has = stand_in(ahead)
 
 
 class Answering:
@@ -67,8 +70,8 @@ def test_its_problems_are_measured_and_nothing_of_it_has_changed(session, capsys
 
 
 @pytest.mark.slow
-def test_workers_compile_first_where_there_are_several(session, monkeypatch):
-    monkeypatch.setattr(ahead, "uncompiled", lambda tuner, problem: ["numba"])
+def test_workers_compile_first_where_there_are_several(session, ahead_has):
+    ahead_has(uncompiled=lambda tuner, problem: ["numba"])
     session.tuner.workers, told = Answering(), []
     net, x = model(), torch.randn(2, 3, 12, 18)
     nxcore.nn.accelerate(net)
@@ -93,8 +96,8 @@ def test_how_many_problems_are_measured_is_counted_first(session, monkeypatch):
     assert before > 0
 
 
-def test_what_workers_cant_do_is_told(session, caplog, monkeypatch):
-    monkeypatch.setattr(ahead, "uncompiled", lambda tuner, problem: ["numba"])
+def test_what_workers_cant_do_is_told(session, caplog, ahead_has):
+    ahead_has(uncompiled=lambda tuner, problem: ["numba"])
     session.tuner.workers = Answering("no memory")
     net = model()
     nxcore.nn.accelerate(net)

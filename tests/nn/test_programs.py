@@ -14,6 +14,9 @@ from nxcore.nn.programs import ModelProgram
 from nxcore.program import front
 from tests.nn.tape import part
 from tests.nn.traced import CALLS, Net, agree, reads, replayed, step, two
+from tests.stand_ins import stand_in
+
+programs_has = stand_in(programs)
 
 pytestmark = pytest.mark.usefixtures("tape", "unclear")
 
@@ -44,9 +47,8 @@ def test_evaluation_keywords_and_other_sizes(tape):
     assert part(ours).captured == 3, part(ours).state
 
 
-def test_a_value_that_changes_ever_again_ends_replays(tape, monkeypatch):
-    monkeypatch.setattr(programs, "IN_VAIN", 2)
-    monkeypatch.setattr(programs, "MOST", 2)
+def test_a_value_that_changes_ever_again_ends_replays(tape, programs_has):
+    programs_has(IN_VAIN=2, MOST=2)
     ours, plain = replayed(tape, reads)
     for i in range(12):
         for net in (ours, plain):
@@ -81,7 +83,7 @@ def test_parts_of_a_model_are_replayed_where_dynamo_breaks_its_graph(tape):
     assert len(ours.items) == len(plain.items)
 
 
-def test_a_graph_that_is_not_the_models_code_is_refused(tape, monkeypatch):
+def test_a_graph_that_is_not_the_models_code_is_refused(tape, programs_has):
     made = front.programmed
 
     def other(graph, *rest):
@@ -91,7 +93,7 @@ def test_a_graph_that_is_not_the_models_code_is_refused(tape, monkeypatch):
         graph.recompile()
         return made(graph, *rest)
 
-    monkeypatch.setattr(programs, "programmed", other)
+    programs_has(programmed=other)
     ours, plain = two()
     served = []
     for i in range(CALLS):
@@ -104,15 +106,15 @@ def test_a_graph_that_is_not_the_models_code_is_refused(tape, monkeypatch):
     assert "differs from plain torch" in part(ours).state
 
 
-def test_a_model_that_no_graph_is_made_of_runs(tape, monkeypatch):
+def test_a_model_that_no_graph_is_made_of_runs(tape, programs_has):
     ours, plain = two()
-    monkeypatch.setattr(programs, "programmed", lambda graph, *_: graph.forward)
+    programs_has(programmed=lambda graph, *_: graph.forward)
     agree(ours, plain, CALLS)
     assert part(ours).state == "runs: dynamo has made no graph of it"
 
 
-def test_a_model_that_is_no_faster_is_given_back(tape, monkeypatch):
-    monkeypatch.setattr(programs, "LOOK", 1)
+def test_a_model_that_is_no_faster_is_given_back(tape, programs_has):
+    programs_has(LOOK=1)
     tape.slow = 1e-3
     ours, plain = two()
     agree(ours, plain, CALLS + 1)
@@ -131,10 +133,10 @@ def test_more_that_is_learnt_is_recorded_anew(tape, monkeypatch):
     assert program.captured == 1
 
 
-def test_calls_of_several_ranks_and_within_a_watchs_block_run(tape, monkeypatch):
+def test_calls_of_several_ranks_and_within_a_watchs_block_run(tape, monkeypatch, programs_has):
     ours, plain = replayed(tape)
     before = tape.replayed
-    monkeypatch.setattr(programs, "apart", lambda: True)
+    programs_has(apart=lambda: True)
     agree(ours, plain)
     monkeypatch.undo()
     part(ours).resting = True

@@ -17,7 +17,10 @@ from nxcore import nn as ours
 from nxcore.nn import activations
 from nxcore.nn.exchange import AWAKE, kind
 from nxcore.nn.served import look
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+nn_relu_has = stand_in(nn.ReLU)
 
 BLOCK, CONVOLUTION = "sep_conv2d_batch_norm", "sep_conv2d"
 
@@ -189,10 +192,10 @@ def test_no_tensor_is_compared_in_a_call(monkeypatch: pytest.MonkeyPatch, ran: l
     assert ran[-1] == BLOCK
 
 
-def test_where_torch_serves_an_evaluation_it_does_so_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torch_serves_an_evaluation_it_does_so_layer_by_layer(nn_relu_has) -> None:
     _, own = served(block())
     seen: list[int] = []
-    monkeypatch.setattr(nn.ReLU, "forward", lambda _, x: seen.append(1) or torch.relu(x))
+    nn_relu_has(forward=lambda _, x: seen.append(1) or torch.relu(x))
     with nxcore.use("torch"), torch.no_grad():
         own.eval()(torch.ones(2, 4, 6, 6))
     assert seen
@@ -200,13 +203,13 @@ def test_where_torch_serves_an_evaluation_it_does_so_layer_by_layer(monkeypatch:
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_where_torch_serves_it_does_so_layer_by_layer(
-    trained: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    trained: bool, device: torch.device, nn_relu_has
 ) -> None:
     """The operator's reference takes no TF32 and makes statistics: the layers are quicker."""
     theirs, own = served(block())
     x, seen = torch.ones(2, 4, 6, 6, device=device), []
     own.to(device).requires_grad_(trained)
-    monkeypatch.setattr(nn.ReLU, "forward", lambda _, x: seen.append(1) or torch.relu(x))
+    nn_relu_has(forward=lambda _, x: seen.append(1) or torch.relu(x))
     with nxcore.use("torch"):
         for _ in range(40):
             out = own(x)

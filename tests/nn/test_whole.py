@@ -20,7 +20,12 @@ from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.served import rest
 from nxcore.session import default
 from tests.nn.tape import MET, part
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+of_graphs_has = stand_in(of_graphs)
+torch_distributed_has = stand_in(torch.distributed)
+whole_has = stand_in(whole)
 
 pytestmark = pytest.mark.usefixtures("tape")
 
@@ -305,30 +310,28 @@ def test_a_watch_gives_replays_back_and_they_are_freed(tape):
     assert REPLAYS not in groups.present(ours)
 
 
-def test_without_memory_for_a_capture_nothing_is_replayed(monkeypatch):
-    monkeypatch.setattr(of_graphs, "_fits", lambda *_: False)
+def test_without_memory_for_a_capture_nothing_is_replayed(of_graphs_has):
+    of_graphs_has(_fits=lambda *_: False)
     plain, ours = two()
     agree(plain, ours, MET + 1)
     assert part(ours).state == "runs: there is too little memory for a capture"
 
 
-def test_several_ranks_run(monkeypatch, tape):
+def test_several_ranks_run(torch_distributed_has, tape):
     plain, ours = captured()
     before = tape.replayed
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    torch_distributed_has(is_initialized=lambda: True, get_world_size=lambda: 2)
     agree(plain, ours)
     assert tape.replayed == before
 
 
-def test_where_no_device_has_graphs_a_model_has_no_part(monkeypatch):
-    monkeypatch.setattr(whole, "available", lambda: False)
+def test_where_no_device_has_graphs_a_model_has_no_part(whole_has):
+    whole_has(available=lambda: False)
     _, ours = two()
     assert part(ours) is None
     _, ours = two(graphs=False)
     assert part(ours) is None
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: None)
+    whole_has(available=lambda: True, recorder_of=lambda _: None)
     plain, ours = two()
     agree(plain, ours, MET + 1)
     assert part(ours).state == "runs: no call in training yet"
@@ -340,10 +343,9 @@ class Learns:
     learning, chooser = True, default().chooser
 
 
-def test_what_is_being_learnt_is_torchs_until_another_capture(monkeypatch, tape):
+def test_what_is_being_learnt_is_torchs_until_another_capture(monkeypatch, whole_has, tape):
     session, seen = Learns(), []
-    monkeypatch.setattr(whole, "default", lambda: session)
-    monkeypatch.setattr(whole, "LOOK", 3)
+    whole_has(default=lambda: session, LOOK=3)
     made = whole.ModelWhole._made_of
     noted = lambda *args: (seen.append(PREFERENCE.get().as_is), made(*args))[1]  # noqa: E731
     monkeypatch.setattr(whole.ModelWhole, "_made_of", noted)
@@ -358,12 +360,12 @@ def test_what_is_being_learnt_is_torchs_until_another_capture(monkeypatch, tape)
     assert tape.captured == 4
 
 
-def test_of_ever_new_shapes_buffers_are_not_copied_and_the_count_is_bounded(monkeypatch):
+def test_of_ever_new_shapes_buffers_are_not_copied_and_the_count_is_bounded(monkeypatch, of_graphs_has):
     monkeypatch.setattr(of_parts, "MOST", 5)
     _, ours = two()
     monkeypatch.setattr(ours.head, "forward", lambda x: x.sum((0, 1)).expand(2, 3) * ours.head.bias)
     asked = []
-    monkeypatch.setattr(of_graphs, "_fits", lambda *_: not asked.append(1))
+    of_graphs_has(_fits=lambda *_: not asked.append(1))
     for extent in range(4, 24):
         ours(torch.randn(2, 3, extent, 4)).sum().backward()
     assert len(asked) == whole.ModelWhole.copied

@@ -13,13 +13,16 @@ from nxcore.spec.tally import tally
 from tests.nn.tape import MET, Tape
 from tests.nn.test_whole import agree
 from tests.null import fakes
+from tests.stand_ins import stand_in
+
+whole_has = stand_in(whole)
 
 SHAPE = (2, 4, 4, 4)
 """That of the images of the network."""
 
 
 @pytest.fixture
-def survey(monkeypatch, as_default):
+def survey(monkeypatch, whole_has, as_default):
     """What stands in for the survey of a session in which ``fake`` is faster than torch."""
     times = {"torch": 1000.0, "fake": 100.0}
     found = fakes.scripted(fakes.Clock(), monkeypatch, "depthwise_conv2d", times)
@@ -27,9 +30,7 @@ def survey(monkeypatch, as_default):
     for name in ("add", "avg_pool2d", "batch_norm", "depthwise_conv2d"):
         monkeypatch.setattr(modules, f"_{name}", found.op(name))
     tape = Tape()
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
-    monkeypatch.setattr(whole, "LOOK", 2)
+    whole_has(available=lambda: True, recorder_of=lambda _: tape, LOOK=2)
     survey = SimpleNamespace(open=0, asked=[], stays={}, able=True, spare=0)
     survey.spares = lambda: survey.spare > 0
     survey.takes = lambda problem: survey.able and problem not in survey.stays
@@ -99,13 +100,13 @@ def captured():
 
 
 @pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0], None, "waits"])
-def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
+def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, whole_has, times):
     """Without times the second one fails, or has to wait."""
     with nxcore.policy("online"):
         plain, ours, part, old = captured()
         monkeypatch.setattr(renewal, "compared", lambda _, *works: [work() for work in works] and times)
         if times is None:
-            monkeypatch.setattr(whole, "Capture", lambda *_, **__: 1 / 0)
+            whole_has(Capture=lambda *_, **__: 1 / 0)
         if times == "waits":
             part._unsettled = lambda _: "a choice is being made"
         survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
@@ -120,10 +121,10 @@ def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, times):
         assert ours[1].num_batches_tracked == before + 2
 
 
-def test_without_memory_for_two_captures_there_is_one(survey, monkeypatch):
+def test_without_memory_for_two_captures_there_is_one(survey, whole_has):
     with nxcore.policy("online"):
         plain, ours, part, old = captured()
-        monkeypatch.setattr(whole, "roomy", lambda *_: False)
+        whole_has(roomy=lambda *_: False)
         survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0
         part._looked = whole.LOOK - 1
         agree(plain, ours, 3, SHAPE)

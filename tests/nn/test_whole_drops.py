@@ -11,6 +11,9 @@ import nxcore
 from nxcore.nn import exchange, whole
 from tests.nn.tape import MET, Tape
 from tests.nn.test_whole import agree
+from tests.stand_ins import stand_in
+
+whole_has = stand_in(whole)
 
 
 def net():
@@ -18,7 +21,7 @@ def net():
 
 
 @pytest.fixture
-def model(monkeypatch, cuda_answers):
+def model(whole_has, cuda_answers):
     """An accelerated model, what records it, its captures, and how often memory was returned."""
     tape, captures, returned = Tape(), [], []
 
@@ -28,10 +31,7 @@ def model(monkeypatch, cuda_answers):
             captures.append(weakref.ref(self))
 
     kept = iter([0, 1 << 30] * 4)
-    monkeypatch.setattr(whole, "Capture", Noted)
-    monkeypatch.setattr(whole, "kept", lambda _: next(kept))
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
+    whole_has(Capture=Noted, kept=lambda _: next(kept), available=lambda: True, recorder_of=lambda _: tape)
     cuda_answers(empty_cache=lambda: returned.append([capture() for capture in captures]))
     torch.manual_seed(0)
     made = net()

@@ -9,6 +9,9 @@ from torch import nn
 import nxcore
 from nxcore.nn import exchange, whole
 from tests.nn.tape import MET, Tape
+from tests.stand_ins import stand_in
+
+whole_has = stand_in(whole)
 
 
 class Net(nn.Module):
@@ -24,11 +27,10 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def nets(monkeypatch):
+def nets(whole_has):
     """A plain network, an accelerated one, and what replays it."""
     tape = Tape()
-    monkeypatch.setattr(whole, "available", lambda: True)
-    monkeypatch.setattr(whole, "recorder_of", lambda _: tape)
+    whole_has(available=lambda: True, recorder_of=lambda _: tape)
     torch.manual_seed(0)
     plain = Net()
     ours = copy.deepcopy(plain)

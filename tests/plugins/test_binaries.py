@@ -14,6 +14,9 @@ import nxcore_triton
 import pytest
 
 from tests import fresh
+from tests.stand_ins import stand_in
+
+nxcore_triton_has = stand_in(nxcore_triton)
 
 # Triton's interpreter compiles nothing, and these tests' process has it where there is no GPU.
 BUILD = """
@@ -180,17 +183,17 @@ def test_the_digest_of_a_kernel_is_the_same_whatever_was_compiled_before():
     assert found["ambiguous"] == [], "Triton sorts constants of one name by their modules' addresses"
 
 
-def test_doctor_tells_what_the_wheel_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr(nxcore_triton, "BINARIES", tmp_path)
+def test_doctor_tells_what_the_wheel_holds(tmp_path, nxcore_triton_has):
+    nxcore_triton_has(BINARIES=tmp_path)
     assert nxcore_triton._held() == "none in the wheel"
     for name, release, arch in (("a", "3.6.0", 90), ("b", "3.6.0", 90), ("c", "3.7.1", 120)):
         facts = {"triton_version": release, "target": {"arch": arch}}
         (tmp_path / f"{name}.json").write_text(json.dumps(facts))
-    monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
+    nxcore_triton_has(_installed=lambda: "3.6.0")
     assert (
         nxcore_triton._held() == "2 for capability 9.0 by Triton 3.6.0; 1 for capability 12.0 by Triton 3.7.1"
     )
-    monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.8.0")
+    nxcore_triton_has(_installed=lambda: "3.8.0")
     assert nxcore_triton._held().endswith("none by the installed one, which compiles at first use")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests import fresh
+from tests.stand_ins import stand_in
 
 nxcore_cuda = pytest.importorskip("nxcore_cuda")
 
@@ -17,6 +18,11 @@ from nxcore_cuda.emulator import emulate  # noqa: E402
 from nxcore_cuda.machine import compile, load, toolkit  # noqa: A004, E402
 from nxcore_cuda.machine.instance import Instance, unit  # noqa: E402
 
+compile_has = stand_in(compile)
+toolkit_has = stand_in(toolkit)
+accepts_has = stand_in(accepts)
+torch_version_has = stand_in(torch.version)
+load_has = stand_in(load)
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(toolkit.host_compiler() is None, reason="no C++ compiler on PATH")
 
@@ -264,9 +270,9 @@ class TestCache:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert toolkit.cache_folder() == tmp_path / ".cache" / "nxcore" / "cuda"
 
-    def test_an_image_of_the_wheel_comes_first(self, monkeypatch, tmp_path, folder):
-        monkeypatch.setattr(compile, "IMAGES", tmp_path)
-        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    def test_an_image_of_the_wheel_comes_first(self, compile_has, toolkit_has, tmp_path, folder):
+        compile_has(IMAGES=tmp_path)
+        toolkit_has(nvcc=lambda: None)
         source = {"archs": ["sm_80", "compute_80"], "symbols": ["add__float_4"], "source": "add"}
         index = {
             "fresh.fatbin": source | {"digest": compile.sources_digest('#include "add.cu"\n')},
@@ -274,7 +280,7 @@ class TestCache:
         }
         (tmp_path / "index.json").write_text(json.dumps(index))
         (tmp_path / "fresh.fatbin").write_bytes(b"image")
-        monkeypatch.setattr(compile, "shipped", functools.cache(compile.shipped.__wrapped__))
+        compile_has(shipped=functools.cache(compile.shipped.__wrapped__))
         assert compile.image(Instance("add", ("float", 4)), (9, 0)) == b"image"
         for other in (Instance("add", ("float", 2)), (7, 5)), (Instance("add", ("float", 4)), (7, 5)):
             with pytest.raises(compile.CompileError, match="no image of it is in the wheel, and no nvcc is"):
@@ -297,8 +303,8 @@ class TestToolkit:
     def test_which_devices_an_image_runs_on(self, archs, capability, runs):
         assert toolkit.runs_on(archs, capability) is runs
 
-    def test_target(self, monkeypatch):
-        monkeypatch.setattr(toolkit, "architectures", lambda _: ((7, 5), (8, 0), (9, 0)))
+    def test_target(self, toolkit_has):
+        toolkit_has(architectures=lambda _: ((7, 5), (8, 0), (9, 0)))
         assert toolkit.target("nvcc", (9, 0)) == ("sm_90", "cubin")
         assert toolkit.target("nvcc", (12, 0)) == ("compute_90", "ptx")
         with pytest.raises(RuntimeError, match=r"compiles for capability 7.5 and later, the device has 7.0"):
@@ -316,16 +322,16 @@ class TestToolkit:
 
 class TestMachine:
     @pytest.fixture(autouse=True)
-    def ask_again(self, monkeypatch):
-        monkeypatch.setattr(accepts, "device", functools.cache(accepts.device.__wrapped__))
-        monkeypatch.setattr(toolkit, "EMULATED", False)
+    def ask_again(self, accepts_has, toolkit_has):
+        accepts_has(device=functools.cache(accepts.device.__wrapped__))
+        toolkit_has(EMULATED=False)
 
     @pytest.fixture
-    def gpu(self, monkeypatch, cuda_answers):
+    def gpu(self, load_has, torch_version_has, cuda_answers):
         """Pretend that there is one GPU, of a capability that a test may change."""
-        monkeypatch.setattr(torch.version, "hip", None)
+        torch_version_has(hip=None)
         cuda_answers(is_available=lambda: True, device_count=lambda: 1)
-        monkeypatch.setattr(load, "capability", lambda _: (9, 0))
+        load_has(capability=lambda _: (9, 0))
 
     def test_importing_the_plugin_loads_no_driver_and_runs_no_compiler(self):
         code = (
@@ -338,11 +344,10 @@ class TestMachine:
         environment = os.environ | {"NXCORE_CUDA_EMULATOR": "1"}
         assert fresh.run("-c", code, env=environment).returncode == 0
 
-    def test_emulator(self, monkeypatch):
-        monkeypatch.setattr(toolkit, "EMULATED", True)
-        monkeypatch.setattr(toolkit, "host_compiler", lambda: "/usr/bin/g++")
+    def test_emulator(self, toolkit_has):
+        toolkit_has(EMULATED=True, host_compiler=lambda: "/usr/bin/g++")
         assert accepts.probe().simulated
-        monkeypatch.setattr(toolkit, "host_compiler", lambda: None)
+        toolkit_has(host_compiler=lambda: None)
         assert accepts.probe().reason.endswith("needs a C++ compiler, and neither g++ nor c++ is on PATH")
 
     def test_no_device(self, cuda_answers):
@@ -350,39 +355,39 @@ class TestMachine:
         assert accepts.probe().reason == "torch sees no CUDA device"
         assert "NXCORE_CUDA_EMULATOR=1" in accepts.probe().hint
 
-    def test_rocm(self, monkeypatch):
-        monkeypatch.setattr(torch.version, "hip", "6.4")
+    def test_rocm(self, torch_version_has):
+        torch_version_has(hip="6.4")
         assert accepts.probe().reason == "torch was built for ROCm, and these kernels are CUDA"
 
-    def test_old_device(self, gpu, monkeypatch):
-        monkeypatch.setattr(load, "capability", lambda _: (7, 0))
+    def test_old_device(self, gpu, load_has):
+        load_has(capability=lambda _: (7, 0))
         assert accepts.probe().reason == "needs a device of capability 7.5 or later, got 7.0"
 
-    def test_no_driver(self, gpu, monkeypatch):
+    def test_no_driver(self, gpu, load_has):
         def broken(_):
             raise OSError("libcuda.so.1: cannot open shared object file")
 
-        monkeypatch.setattr(load, "capability", broken)
+        load_has(capability=broken)
         assert accepts.probe().reason.startswith("the CUDA driver can't be used: libcuda.so.1")
 
-    def test_neither_image_nor_nvcc(self, gpu, monkeypatch):
-        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-        monkeypatch.setattr(accepts, "shipped", lambda: {"a": {"archs": ["sm_80"], "symbols": []}})
+    def test_neither_image_nor_nvcc(self, gpu, accepts_has, toolkit_has):
+        toolkit_has(nvcc=lambda: None)
+        accepts_has(shipped=lambda: {"a": {"archs": ["sm_80"], "symbols": []}})
         verdict = accepts.probe()
         assert verdict.reason.startswith("the wheel has no image for capability 9.0, and no nvcc is on PATH")
         assert "pip install 'nvidia-cuda-nvcc==13.0.*'" in verdict.hint
 
-    def test_an_image_or_nvcc(self, gpu, monkeypatch):
-        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-        monkeypatch.setattr(accepts, "shipped", lambda: {"a": {"archs": ["compute_80"], "symbols": []}})
+    def test_an_image_or_nvcc(self, gpu, accepts_has, toolkit_has):
+        toolkit_has(nvcc=lambda: None)
+        accepts_has(shipped=lambda: {"a": {"archs": ["compute_80"], "symbols": []}})
         assert accepts.probe()
         accepts.device.cache_clear()
-        monkeypatch.setattr(toolkit, "nvcc", lambda: "/usr/bin/nvcc")
-        monkeypatch.setattr(accepts, "shipped", dict)
+        toolkit_has(nvcc=lambda: "/usr/bin/nvcc")
+        accepts_has(shipped=dict)
         assert accepts.probe()
 
-    def test_doctor(self, monkeypatch):
-        monkeypatch.setattr(toolkit, "EMULATED", True)
+    def test_doctor(self, toolkit_has):
+        toolkit_has(EMULATED=True)
         assert [check.name for check in nxcore_cuda.nxcore_doctor()][:1] == ["cuda device"]
 
 

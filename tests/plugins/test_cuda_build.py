@@ -17,6 +17,11 @@ from nxcore_cuda.machine import ahead, toolkit
 from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, compiled, emulated, run
 from nxcore_cuda.machine.instance import Instance, unit
 
+from tests.stand_ins import stand_in
+
+toolkit_has = stand_in(toolkit)
+ahead_has = stand_in(ahead)
+
 PLUGIN = Path(__file__).parents[2] / "plugins" / "cuda"
 SHARED = 49152
 """Bytes of shared memory that a block may declare."""
@@ -43,9 +48,9 @@ class TestAhead:
         assert asked
         assert asked <= {instance for each in instances.values() for instance in each}
 
-    def test_devices_from_7_5_to_12_0_have_images(self, monkeypatch):
+    def test_devices_from_7_5_to_12_0_have_images(self, toolkit_has):
         every = [(int(arch[:-1]), int(arch[-1])) for arch in ahead.ARCHITECTURES]
-        monkeypatch.setattr(toolkit, "architectures", lambda _: tuple(every))
+        toolkit_has(architectures=lambda _: tuple(every))
         archs = ahead.architectures("nvcc")
         assert (archs[0], archs[-2:]) == ("sm_75", ["sm_120", "compute_120"])
         for capability in [*every, (8, 7), (10, 3), (12, 1), (13, 0)]:
@@ -54,9 +59,9 @@ class TestAhead:
     @needs_nvcc
     @pytest.mark.slow
     @pytest.mark.parametrize("source", sorted({path.stem for path in SOURCES.glob("*.cu")}))
-    def test_nvcc_compiles_every_instance(self, instances, source, monkeypatch):
+    def test_nvcc_compiles_every_instance(self, instances, source, monkeypatch, toolkit_has):
         """Kept from another time where nothing changed; PTX without an optimizer, since nothing runs it."""
-        monkeypatch.setattr(toolkit, "target", lambda *_: ("compute_90", "ptx"))
+        toolkit_has(target=lambda *_: ("compute_90", "ptx"))
         monkeypatch.setattr("nxcore_cuda.machine.compile.NVCC_FLAGS", (*NVCC_FLAGS, "-Xcicc", "-O0"))
         image = compiled(unit(instances[source]), (9, 0), source).decode()
         entries = set(re.findall(r"^\.visible \.entry (\w+)\(", image, re.MULTILINE))
@@ -65,22 +70,21 @@ class TestAhead:
         arrays = re.findall(r"^\s*\.shared .*\[(\d+)\];", image, re.MULTILINE)
         assert all(int(size) <= SHARED for size in arrays)
 
-    def test_architectures(self, monkeypatch):
-        monkeypatch.setattr(toolkit, "architectures", lambda _: ((7, 5), (8, 0), (9, 0), (10, 0)))
+    def test_architectures(self, toolkit_has):
+        toolkit_has(architectures=lambda _: ((7, 5), (8, 0), (9, 0), (10, 0)))
         assert ahead.architectures("nvcc", ("80", "86", "90")) == ["sm_80", "sm_90", "compute_90"]
         assert ahead.architectures("nvcc", ("75", "100")) == ["sm_75", "sm_100", "compute_100"]
         with pytest.raises(RuntimeError, match="nvcc compiles for 75, 80, 90, 100, and none of 70"):
             ahead.architectures("nvcc", ("70",))
 
     @needs_nvcc
-    def test_images_and_their_index(self, monkeypatch, tmp_path):
+    def test_images_and_their_index(self, ahead_has, tmp_path):
         source = tmp_path / "probe.cu"
         source.write_text("struct probe_args { float* x; };\n")
         text = "template <int N> __device__ void probe(const probe_args& a) { a.x[0] = N; }\n"
         source.write_text(source.read_text() + text)
         wanted = [Instance("probe", (1,)), Instance("probe", (2,))]
-        monkeypatch.setattr(ahead, "instances", lambda: {"probe": wanted})
-        monkeypatch.setattr(ahead, "SOURCES", tmp_path)
+        ahead_has(instances=lambda: {"probe": wanted}, SOURCES=tmp_path)
         said = ahead.build(tmp_path / "images", ("90",))
         assert said == "2 kernels of 1 sources for sm_90, compute_90"
         index = json.loads((tmp_path / "images" / "index.json").read_text())
@@ -89,7 +93,7 @@ class TestAhead:
         assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["index.json", "probe.fatbin"]
         # The same again compiles nothing, and another kernel of the source does.
         made, run = [], ahead.run
-        monkeypatch.setattr(ahead, "run", lambda command, what: made.append(what) or run(command, what))
+        ahead_has(run=lambda command, what: made.append(what) or run(command, what))
         assert ahead.build(tmp_path / "images", ("90",)) == said
         assert made == []
         wanted.append(Instance("probe", (3,)))

@@ -19,6 +19,11 @@ from nxcore_cuda.machine.compile import run
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch, ticket
 
+from tests.stand_ins import stand_in
+
+handle_ctypeshandle_has = stand_in(handle.CtypesHandle)
+load_has = stand_in(load)
+
 DRIVER = Path(__file__).with_name("cuda_driver.c")
 CONTEXT, STREAM, LAYOUT = 0x7000, 0xFFFF_8000_0000_1234, "@qf4i0q"
 VALUES = (2**40, 1.5, 1, 2, 3, 4)
@@ -62,14 +67,13 @@ def extension(driver, tmp_path_factory):
 
 
 @pytest.fixture(params=["C", "ctypes"])
-def launcher(request, driver, monkeypatch):
+def launcher(request, driver, handle_ctypeshandle_has):
     """Return what makes handles and guards, with a driver to look into."""
     driver.reset(CONTEXT, 0)
     if request.param == "C":
         found = request.getfixturevalue("extension")
     else:
-        monkeypatch.setattr(handle.CtypesHandle, "driver", driver)
-        monkeypatch.setattr(handle.CtypesHandle, "raw_stream", staticmethod(lambda index: STREAM + index))
+        handle_ctypeshandle_has(driver=driver, raw_stream=staticmethod(lambda index: STREAM + index))
         found = SimpleNamespace(Handle=handle.CtypesHandle, Guarded=handle.Guarded)
     pack = struct.Struct(LAYOUT).pack
 
@@ -113,8 +117,8 @@ class TestHandle:
         assert (launcher.seen.launches, launcher.seen.context) == (1, CONTEXT)
         assert launcher.seen.pushes == launcher.seen.pops == 1
 
-    def test_another_devices_context(self, launcher, monkeypatch):
-        monkeypatch.setattr(handle.CtypesHandle, "several", True)
+    def test_another_devices_context(self, launcher, handle_ctypeshandle_has):
+        handle_ctypeshandle_has(several=True)
         launcher.reset(0x9000, 0)
         launcher.handle()(torch.ones(3), torch.ones(3))
         assert (launcher.seen.context, launcher.seen.pushes, launcher.seen.pops) == (CONTEXT, 1, 1)
@@ -166,14 +170,14 @@ class TestGuarded:
 
 class TestLoad:
     @pytest.fixture(autouse=True)
-    def fresh(self, monkeypatch, driver):
+    def fresh(self, monkeypatch, load_has, driver):
         driver.reset(None, 0)
         monkeypatch.setattr(load.ctypes, "CDLL", lambda _: driver)
         for name in ("driver", "capability", "context", "_library", "_image", "kernel"):
             monkeypatch.setattr(load, name, functools.cache(getattr(load, name).__wrapped__))
-        monkeypatch.setattr(load, "_granted", {})
+        load_has(_granted={})
         self.images = []
-        monkeypatch.setattr(load, "image", lambda *args: self.images.append(args) or b"code")
+        load_has(image=lambda *args: self.images.append(args) or b"code")
 
     def test_a_kernel_is_compiled_and_loaded_once(self, driver):
         loads = ctypes.c_int.in_dll(driver, "loads")
@@ -211,7 +215,7 @@ class TestLoad:
         finally:
             own.value = 0
 
-    def test_refusals(self, monkeypatch):
+    def test_refusals(self, load_has):
         with pytest.raises(ValueError, match="f__plain: its arguments have 48 bytes, got 40"):
             load.kernel(Instance("f"), 0, 0, 40)
         message = (
@@ -219,13 +223,13 @@ class TestLoad:
         )
         with pytest.raises(load.DriverError, match=message):
             load.kernel(Instance("g"), 0, 0, 48)
-        monkeypatch.setattr(load, "image", lambda *_: b"broken")
+        load_has(image=lambda *_: b"broken")
         load._image.cache_clear()
         with pytest.raises(load.DriverError, match="f__plain: cuLibraryLoadData returned"):
             load.kernel(Instance("f"), 0, 0, 48)
 
-    def test_an_old_driver(self, driver, monkeypatch):
-        monkeypatch.setattr(load, "LEAST_DRIVER", 13000)
+    def test_an_old_driver(self, driver, load_has):
+        load_has(LEAST_DRIVER=13000)
         with pytest.raises(
             load.DriverError, match=r"needs a driver for CUDA 12 or later, found .* CUDA 12.8"
         ):

@@ -21,7 +21,10 @@ from nxcore_cuda import planes, sep_conv2d_backward, separable
 from nxcore_cuda.planes import Planes
 from nxcore_cuda.separable import Layer, Tile
 
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+together_has = stand_in(together)
 
 OPS = ("sep_conv2d", "sep_conv2d_backward")
 
@@ -146,7 +149,9 @@ class Blocks(nn.Module):
         return sum(block(x) for block in self.each) * self.each[0](x / 2)
 
 
-def test_the_gradients_of_all_weights_of_a_captured_call_are_one_launch_with_the_same_bits(monkeypatch):
+def test_the_gradients_of_all_weights_of_a_captured_call_are_one_launch_with_the_same_bits(
+    monkeypatch, together_has
+):
     pinned = nxcore.op("column_sums", backend="cuda")
     summed = []
 
@@ -155,7 +160,7 @@ def test_the_gradients_of_all_weights_of_a_captured_call_are_one_launch_with_the
         return pinned(xs)
 
     monkeypatch.setattr(sequential, "_block", nxcore.op(BLOCK, backend="cuda"))
-    monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=by_kernel))
+    together_has(_sums=lambda: SimpleNamespace(by_kernel=by_kernel))
     monkeypatch.setattr(watch, "capturing", lambda problem: True)
     torch.manual_seed(0)
     net, x = Blocks().to(DEVICE), torch.randn(3, 4, 7, 9, device=DEVICE, requires_grad=True)
@@ -165,7 +170,7 @@ def test_the_gradients_of_all_weights_of_a_captured_call_are_one_launch_with_the
 
     want = gradients()
     for captured in (False, True):
-        monkeypatch.setattr(together, "capturing", lambda shares, captured=captured: captured)
+        together_has(capturing=lambda shares, captured=captured: captured)
         with late(net) as waiting:
             found = gradients()
         torch.testing.assert_close(found, want, rtol=0, atol=0)

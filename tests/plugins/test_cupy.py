@@ -23,7 +23,12 @@ from nxcore_cuda.machine import host, load
 from nxcore_cuda.machine.compile import SOURCES, CompileError
 from nxcore_cuda.machine.instance import Instance
 
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+nxcore_cupy_has = stand_in(nxcore_cupy)
+torch_version_has = stand_in(torch.version)
+load_has = stand_in(load)
 
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 CUDA, STREAM = torch.device("cuda", 0), 0xFFFF_8000_0000_1234
@@ -51,12 +56,12 @@ def build(cupy, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def machine(monkeypatch, cuda_answers):
+def machine(load_has, nxcore_cupy_has, torch_version_has, cuda_answers):
     """Make this machine one with CuPy and a CUDA device."""
-    monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy-cuda13x", "14.2.0"))
-    monkeypatch.setattr(torch.version, "hip", None)
+    nxcore_cupy_has(_installed=lambda: ("cupy-cuda13x", "14.2.0"))
+    torch_version_has(hip=None)
     cuda_answers(is_available=lambda: True, device_count=lambda: 2)
-    monkeypatch.setattr(load, "capability", lambda _: (9, 0))
+    load_has(capability=lambda _: (9, 0))
 
 
 class TestMachine:
@@ -70,38 +75,38 @@ class TestMachine:
         assert nxcore_cupy.probe() == nxcore_cupy.YES
 
     @pytest.mark.parametrize(("cuda", "extra"), [("12.8", "12"), ("13.0", "13"), (None, "13")])
-    def test_no_cupy(self, machine, monkeypatch, cuda, extra):
-        monkeypatch.setattr(nxcore_cupy, "_installed", lambda: None)
-        monkeypatch.setattr(torch.version, "cuda", cuda)
+    def test_no_cupy(self, machine, nxcore_cupy_has, torch_version_has, cuda, extra):
+        nxcore_cupy_has(_installed=lambda: None)
+        torch_version_has(cuda=cuda)
         verdict = nxcore_cupy.probe()
         assert verdict.reason == "none of cupy-cuda13x, cupy-cuda12x, cupy is installed"
         assert verdict.hint == f"pip install {nxcore_cupy.NEEDED[extra]}"
         assert f"cupy-cuda{extra}x" in verdict.hint
 
     @pytest.mark.parametrize("found", ["13.6.0", "9.6.0"])
-    def test_old_cupy(self, machine, monkeypatch, found):
-        monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy-cuda12x", found))
+    def test_old_cupy(self, machine, nxcore_cupy_has, found):
+        nxcore_cupy_has(_installed=lambda: ("cupy-cuda12x", found))
         assert nxcore_cupy.probe().reason == f"needs cupy-cuda12x >= 14, found {found}"
 
     def test_no_device(self, machine, cuda_answers):
         cuda_answers(is_available=lambda: False)
         assert nxcore_cupy.probe().reason == "torch sees no CUDA device"
 
-    def test_rocm(self, machine, monkeypatch):
-        monkeypatch.setattr(torch.version, "hip", "6.4")
+    def test_rocm(self, machine, torch_version_has):
+        torch_version_has(hip="6.4")
         assert nxcore_cupy.probe().reason == "torch was built for ROCm, and these kernels are CUDA"
 
-    def test_old_device_beside_another(self, machine, monkeypatch):
-        monkeypatch.setattr(load, "capability", lambda index: (7, 0) if index == 0 else (8, 0))
+    def test_old_device_beside_another(self, machine, load_has):
+        load_has(capability=lambda index: (7, 0) if index == 0 else (8, 0))
         assert nxcore_cupy.probe()
-        monkeypatch.setattr(load, "capability", lambda _: (7, 0))
+        load_has(capability=lambda _: (7, 0))
         assert nxcore_cupy.probe().reason == "needs a device of capability 7.5 or later, got 7.0"
 
     @pytest.mark.parametrize("cuda", [True, False])
     def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(
-        self, machine, monkeypatch, cuda, cuda_answers
+        self, machine, nxcore_cupy_has, cuda, cuda_answers
     ):
-        monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy", "13.0.0"))
+        nxcore_cupy_has(_installed=lambda: ("cupy", "13.0.0"))
         cuda_answers(is_available=lambda: cuda)
         (check,) = nxcore_cupy.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("cupy", not cuda, "cupy 13.0.0")
@@ -212,11 +217,11 @@ class TestLaunch:
     SHAPE, LAYOUT, VALUES = (9, 8, 7, 64, 2, 1), "qf", (2**40, 1.5)
 
     @pytest.fixture
-    def module(self, cupy, monkeypatch, cuda_answers, tmp_path):
+    def module(self, cupy, monkeypatch, load_has, cuda_answers, tmp_path):
         """Return the module that launches, with a CUDA device to tell."""
         found = importlib.import_module("nxcore_cupy.launch")
         monkeypatch.setattr(cupy, "RawModule", RawModule)
-        monkeypatch.setattr(load, "capability", lambda _: (9, 0))
+        load_has(capability=lambda _: (9, 0))
         cuda_answers(device_count=lambda: 1)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda i: STREAM + i, raising=False)
         monkeypatch.setattr(found, "_streams", {})

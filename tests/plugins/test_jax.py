@@ -9,8 +9,11 @@ import torch
 
 import nxcore.ops
 from nxcore.spec.problem import Problem, TensorMeta
+from tests.stand_ins import stand_in
 
 nxcore_jax = pytest.importorskip("nxcore_jax")
+
+nxcore_jax_has = stand_in(nxcore_jax)
 
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 KERNELS = {kernel.op: kernel for kernel in nxcore_jax.KERNELS}
@@ -55,34 +58,34 @@ class TestMachine:
         )
         assert python(code + "print('jax' in sys.modules)") == "False"
 
-    def test_no_jax(self, monkeypatch):
-        monkeypatch.setattr(nxcore_jax, "_installed", lambda name: None)
+    def test_no_jax(self, nxcore_jax_has):
+        nxcore_jax_has(_installed=lambda name: None)
         assert nxcore_jax.probe().reason == "jax is not installed"
         assert nxcore_jax.probe().hint == "pip install 'jax>=0.10'"
 
     @pytest.mark.parametrize("found", ["0.9.2", "0.4.38", "0"])
-    def test_old_jax(self, monkeypatch, found):
-        monkeypatch.setattr(nxcore_jax, "_installed", lambda name: found)
+    def test_old_jax(self, nxcore_jax_has, found):
+        nxcore_jax_has(_installed=lambda name: found)
         assert nxcore_jax.probe().reason == f"needs jax >= 0.10, found {found}"
 
     @pytest.mark.parametrize("found", ["0.10.0", "0.11.2.dev1", "1.0"])
-    def test_new_jax(self, monkeypatch, found):
-        monkeypatch.setattr(nxcore_jax, "_installed", lambda name: found)
+    def test_new_jax(self, nxcore_jax_has, found):
+        nxcore_jax_has(_installed=lambda name: found)
         assert nxcore_jax.probe()
 
-    def test_cuda_needs_a_plugin_of_jaxs(self, monkeypatch):
+    def test_cuda_needs_a_plugin_of_jaxs(self, monkeypatch, nxcore_jax_has):
         monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-        monkeypatch.setattr(nxcore_jax, "_installed", lambda name: None)
+        nxcore_jax_has(_installed=lambda name: None)
         assert "neither jax-cuda13-plugin nor jax-cuda12-plugin is installed" in nxcore_jax.cuda().reason
-        monkeypatch.setattr(nxcore_jax, "_installed", {"jax-cuda12-plugin": "0.10.2"}.get)
+        nxcore_jax_has(_installed={"jax-cuda12-plugin": "0.10.2"}.get)
         assert nxcore_jax.cuda()
         monkeypatch.setenv("JAX_PLATFORMS", "cpu")
         assert nxcore_jax.cuda().reason == "JAX_PLATFORMS=cpu excludes CUDA"
         monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
         assert nxcore_jax.cuda()
 
-    def test_doctor(self, monkeypatch):
-        monkeypatch.setattr(nxcore_jax, "_installed", lambda name: "0.9.1")
+    def test_doctor(self, nxcore_jax_has):
+        nxcore_jax_has(_installed=lambda name: "0.9.1")
         (check,) = nxcore_jax.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("jax", False, "0.9.1")
         assert check.fix == "pip install 'jax>=0.10'"
@@ -126,9 +129,9 @@ class TestRefusals:
         asked = Problem.of(SPECS["max_pool2d"], SPECS["max_pool2d"].bind(meta, 2, return_indices=True))
         assert "at most 2147483647 elements" in KERNELS["max_pool2d"].accepts(asked).reason
 
-    def test_devices(self, monkeypatch):
+    def test_devices(self, nxcore_jax_has):
         assert refusal("sum", torch.zeros(4, device="meta")) == "needs CPU or CUDA tensors, got meta"
-        monkeypatch.setattr(nxcore_jax, "_for_cuda", lambda: nxcore_jax.no("no plugin"))
+        nxcore_jax_has(_for_cuda=lambda: nxcore_jax.no("no plugin"))
         meta = TensorMeta((4,), (1,), torch.float32, torch.device("cuda", 0))
         spec = SPECS["sum"]
         assert KERNELS["sum"].accepts(Problem.of(spec, (meta, None, False))).reason == "no plugin"

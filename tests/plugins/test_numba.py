@@ -20,7 +20,10 @@ from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.trust.truth import agreement
 from tests import fresh
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+nxcore_numba_has = stand_in(nxcore_numba)
 
 CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}
@@ -58,8 +61,8 @@ def test_importing_the_plugin_does_not_import_numba():
 @pytest.mark.parametrize(
     ("installed", "reason"), [("", "numba is not installed"), ("0.60.0", "needs numba >= 0.61, found 0.60.0")]
 )
-def test_probe_says_what_is_missing(monkeypatch, installed, reason):
-    monkeypatch.setattr(nxcore_numba, "_found", lambda name: installed)
+def test_probe_says_what_is_missing(nxcore_numba_has, installed, reason):
+    nxcore_numba_has(_found=lambda name: installed)
     verdict = nxcore_numba.probe()
     assert not verdict
     assert verdict.reason == reason
@@ -71,12 +74,12 @@ def test_probe_of_cuda_knows_the_simulator(monkeypatch):
     assert nxcore_numba.probe_cuda().simulated
 
 
-def test_probe_of_cuda_says_what_is_missing(monkeypatch, cuda_answers):
+def test_probe_of_cuda_says_what_is_missing(monkeypatch, nxcore_numba_has, cuda_answers):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
     cuda_answers(is_available=lambda: False)
     assert nxcore_numba.probe_cuda().reason == "torch sees no CUDA device"
     cuda_answers(is_available=lambda: True)
-    monkeypatch.setattr(nxcore_numba, "_found", lambda name: "")
+    nxcore_numba_has(_found=lambda name: "")
     assert nxcore_numba.probe_cuda().reason == "numba-cuda is not installed"
 
 

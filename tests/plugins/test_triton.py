@@ -12,8 +12,12 @@ import nxcore.ops
 from nxcore import plugin
 from nxcore.spec.problem import Problem, TensorMeta
 from tests import fresh
+from tests.stand_ins import stand_in
 
 nxcore_triton = pytest.importorskip("nxcore_triton")
+
+nxcore_triton_has = stand_in(nxcore_triton)
+nxcore_triton_tile_has = stand_in(nxcore_triton.tile)
 
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 KERNELS = {kernel.op: kernel for kernel in nxcore_triton.KERNELS}
@@ -48,41 +52,41 @@ class TestMachine:
         )
         assert fresh.run("-c", code).returncode == 0
 
-    def test_no_triton(self, monkeypatch):
-        monkeypatch.setattr(nxcore_triton, "_installed", lambda: None)
+    def test_no_triton(self, nxcore_triton_has):
+        nxcore_triton_has(_installed=lambda: None)
         assert nxcore_triton.probe().reason == "triton is not installed"
         assert nxcore_triton.probe().hint == "pip install 'triton>=3.6'"
 
     @pytest.mark.parametrize("found", ["3.5.1", "2.10", "3"])
-    def test_old_triton(self, monkeypatch, found):
-        monkeypatch.setattr(nxcore_triton, "_installed", lambda: found)
+    def test_old_triton(self, nxcore_triton_has, found):
+        nxcore_triton_has(_installed=lambda: found)
         assert nxcore_triton.probe().reason == f"needs triton >= 3.6, found {found}"
 
     @pytest.mark.parametrize("found", ["3.6.0", "3.10.0+git1234", "4.0"])
-    def test_new_triton(self, monkeypatch, found):
-        monkeypatch.setattr(nxcore_triton, "_installed", lambda: found)
-        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", True)
+    def test_new_triton(self, nxcore_triton_has, nxcore_triton_tile_has, found):
+        nxcore_triton_has(_installed=lambda: found)
+        nxcore_triton_tile_has(INTERPRETED=True)
         assert nxcore_triton.probe()
 
-    def test_no_device(self, monkeypatch, cuda_answers):
-        monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
-        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", False)
+    def test_no_device(self, nxcore_triton_has, nxcore_triton_tile_has, cuda_answers):
+        nxcore_triton_has(_installed=lambda: "3.6.0")
+        nxcore_triton_tile_has(INTERPRETED=False)
         cuda_answers(is_available=lambda: False)
         assert nxcore_triton.probe().reason == "torch sees no CUDA device"
         assert not nxcore_triton.probe().simulated
 
-    def test_the_interpreter_counts_as_simulation(self, monkeypatch):
-        monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
-        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", True)
+    def test_the_interpreter_counts_as_simulation(self, nxcore_triton_has, nxcore_triton_tile_has):
+        nxcore_triton_has(_installed=lambda: "3.6.0")
+        nxcore_triton_tile_has(INTERPRETED=True)
         verdict = nxcore_triton.probe()
         assert verdict.simulated
         assert "TRITON_INTERPRET=1" in verdict.reason
 
     @pytest.mark.parametrize("cuda", [True, False])
     def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(
-        self, monkeypatch, cuda, cuda_answers
+        self, nxcore_triton_has, cuda, cuda_answers
     ):
-        monkeypatch.setattr(nxcore_triton, "_installed", lambda: "2.1.0")
+        nxcore_triton_has(_installed=lambda: "2.1.0")
         cuda_answers(is_available=lambda: cuda)
         (check,) = nxcore_triton.nxcore_doctor()
         assert (check.name, check.ok, check.detail) == ("triton", not cuda, "2.1.0")
@@ -97,8 +101,8 @@ class TestMachine:
             ("4.0", "4.0; 3.6 to 3.7 are tested", "pip install 'triton<3.8'"),
         ],
     )
-    def test_doctor_says_of_a_newer_triton_what_is_tested(self, monkeypatch, found, detail, fix):
-        monkeypatch.setattr(nxcore_triton, "_installed", lambda: found)
+    def test_doctor_says_of_a_newer_triton_what_is_tested(self, nxcore_triton_has, found, detail, fix):
+        nxcore_triton_has(_installed=lambda: found)
         check = next(iter(nxcore_triton.nxcore_doctor()))
         assert (check.name, check.ok, check.detail, check.fix) == ("triton", True, detail, fix)
 
@@ -126,8 +130,8 @@ class TestRefusals:
         x = torch.zeros(4, device="meta")
         assert refusal("sum", x) == "needs CPU tensors under TRITON_INTERPRET=1, got meta"
 
-    def test_device_of_the_compiler(self, monkeypatch):
-        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", False)
+    def test_device_of_the_compiler(self, nxcore_triton_tile_has):
+        nxcore_triton_tile_has(INTERPRETED=False)
         assert refusal("sum", torch.zeros(4)) == "needs CUDA tensors, got cpu"
 
     def test_dtype(self):

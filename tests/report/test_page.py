@@ -20,7 +20,10 @@ from nxcore.report.figures import joined
 from nxcore.report.markdown import markdown
 from nxcore.report.records import read
 from tests.report.lines import HEAD, record, row, write
+from tests.stand_ins import stand_in
 from tests.strict import strict
+
+page_has = stand_in(page)
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,8 +48,8 @@ def small(tmp_path):
 
 
 @pytest.fixture
-def without_plotly(monkeypatch):
-    monkeypatch.setattr(page, "_plotly", lambda: "")
+def without_plotly(page_has):
+    page_has(_plotly=lambda: "")
 
 
 @pytest.mark.usefixtures("without_plotly")
@@ -100,16 +103,16 @@ def test_the_page_of_all_committed_records_stays_below_its_limit():
     assert 1_000_000 < len(text.encode()) < page.LIMIT
 
 
-def test_a_page_beyond_its_limit_is_an_error(small, monkeypatch):
-    monkeypatch.setattr(page, "_plotly", lambda: " " * page.LIMIT)
+def test_a_page_beyond_its_limit_is_an_error(small, page_has):
+    page_has(_plotly=lambda: " " * page.LIMIT)
     with pytest.raises(
         NxcoreError, match=r"the page would have 8\.\d MB, more than 8 MB: give fewer records"
     ):
         page.html(small)
 
 
-def test_without_plotly_the_error_says_how_to_get_it(small, monkeypatch):
-    monkeypatch.setattr(page, "files", _no_plotly(page.files))
+def test_without_plotly_the_error_says_how_to_get_it(small, page_has):
+    page_has(files=_no_plotly(page.files))
     with pytest.raises(NxcoreError, match=re.escape("pip install plotly")):
         page.html(small)
 

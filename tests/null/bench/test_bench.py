@@ -27,7 +27,11 @@ from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.decision import Interval
 from nxcore.spec.kernel import no, simulated
 from tests.null import fakes
+from tests.stand_ins import stand_in
 from tests.strict import strict
+
+limits_has = stand_in(limits)
+engine_has = stand_in(engine)
 
 CPU = torch.device("cpu")
 SLOW_DEVICE = Ceilings(t0_us=0.1, bandwidths=((1, 1e12), (1 << 26, 1e11), (1 << 28, 1e11)), flops=1e14)
@@ -35,11 +39,11 @@ SPEC = fakes.SPECS["add"]
 
 
 @pytest.fixture(autouse=True)
-def ceilings(monkeypatch):
+def ceilings(monkeypatch, limits_has):
     """A device whose best is known; the real one's is measured once a process, by the real clock."""
     for module in (engine, head):
         monkeypatch.setattr(module, "ceilings", lambda device: SLOW_DEVICE)
-    monkeypatch.setattr(limits, "ceilings_now", lambda device: SLOW_DEVICE)
+    limits_has(ceilings_now=lambda device: SLOW_DEVICE)
 
 
 def cell(sample: str = "small", dtype: torch.dtype = torch.float32, op: str = "add") -> Cell:
@@ -113,17 +117,19 @@ def test_a_time_that_cannot_be_is_an_error(monkeypatch):
     assert found["torch"].verdict == "BASE"
 
 
-def test_ceilings_that_a_busy_machine_had_kept_low_are_measured_again(monkeypatch):
-    monkeypatch.setattr(engine, "ceilings", lambda device: replace(SLOW_DEVICE, flops=1e6))
+def test_ceilings_that_a_busy_machine_had_kept_low_are_measured_again(monkeypatch, engine_has):
+    engine_has(ceilings=lambda device: replace(SLOW_DEVICE, flops=1e6))
     found = raced(monkeypatch, {"torch": 2000, "better": 300})
     assert found["better"].verdict == "FAST"
     assert found["better"].floor_us == pytest.approx(SLOW_DEVICE.t0_us, abs=0.2)
 
 
-def test_where_torch_beats_the_ceilings_they_are_unsure_and_its_time_is_the_floor(monkeypatch):
+def test_where_torch_beats_the_ceilings_they_are_unsure_and_its_time_is_the_floor(
+    monkeypatch, engine_has, limits_has
+):
     slow, tries = replace(SLOW_DEVICE, flops=1e6), []
-    monkeypatch.setattr(engine, "ceilings", lambda device: slow)
-    monkeypatch.setattr(limits, "ceilings_now", lambda device: tries.append(1) or slow)
+    engine_has(ceilings=lambda device: slow)
+    limits_has(ceilings_now=lambda device: tries.append(1) or slow)
     found = raced(monkeypatch, {"torch": 600, "better": 300})
     assert len(tries) == limits.TRIES
     assert (found["torch"].verdict, found["better"].verdict) == ("BASE", "FAST")

@@ -18,16 +18,19 @@ from nxcore.settings import Settings
 from nxcore.store import files
 from nxcore.store.files import Store
 from tests.null import fakes
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+operator_has = stand_in(operator)
 
 SMALL, MANY = 16, 150
 BASE = torch.ones(3 * MANY + 8)
 
 
 @pytest.fixture
-def small(monkeypatch, raced_by):
+def small(monkeypatch, operator_has, raced_by):
     """Make every capacity small, and a race cost nothing."""
-    monkeypatch.setattr(operator, "CAPACITY", SMALL)
+    operator_has(CAPACITY=SMALL)
     monkeypatch.setattr(rare, "COUNTED", SMALL)
     monkeypatch.setattr(recorded, "MOST", SMALL)
     monkeypatch.setattr(chooser, "DECISIONS", SMALL)
@@ -80,8 +83,8 @@ def test_after_a_million_shapes_the_table_of_plans_is_no_larger():
     assert (999_999,) in op.plans
 
 
-def test_a_new_plan_takes_the_place_of_one_that_was_not_used(monkeypatch):
-    monkeypatch.setattr(operator, "CAPACITY", 64)
+def test_a_new_plan_takes_the_place_of_one_that_was_not_used(operator_has):
+    operator_has(CAPACITY=64)
     op = fakes.session(fakes.backend()).op("sum")
     used, kept = torch.ones(1), []
     with fakes.counting_resolves(op) as seen:
@@ -93,8 +96,8 @@ def test_a_new_plan_takes_the_place_of_one_that_was_not_used(monkeypatch):
     assert kept[126:] == [128] * (599 - 126), "as many at any time"
 
 
-def test_plans_in_use_stay_near_while_none_is_new(monkeypatch):
-    monkeypatch.setattr(operator, "CAPACITY", 64)
+def test_plans_in_use_stay_near_while_none_is_new(operator_has):
+    operator_has(CAPACITY=64)
     op = fakes.session(fakes.backend()).op("sum")
     shapes = [BASE[:n] for n in range(1, 61)]
     for x in shapes:

@@ -16,12 +16,15 @@ from nxcore.spec.problem import Problem
 from nxcore.store.problems import moved
 from tests.null import fakes
 from tests.null.call.crossing import learning, races, step
+from tests.stand_ins import stand_in
+
+pairs_has = stand_in(pairs)
 
 
 @pytest.mark.parametrize(("least", "raced"), [(40, 0), (60, 1)])
-def test_the_halves_gain_decides_whether_a_call_races_the_pair(least, raced, joining, monkeypatch):
+def test_the_halves_gain_decides_whether_a_call_races_the_pair(least, raced, joining, monkeypatch, pairs_has):
     """Halves gain 60 us, a bridge is said to cost 13, and costs 70 here, which only a race finds out."""
-    monkeypatch.setattr(pairs, "CERTAIN_US", MappingProxyType({"cpu": least}))
+    pairs_has(CERTAIN_US=MappingProxyType({"cpu": least}))
     session, _ = learning(0.7, 0.7, "measure")
     joining(70, session.chooser.learner.clock)
     seen = races(monkeypatch)
@@ -48,13 +51,15 @@ def test_on_a_gpu_a_gain_of_hundreds_of_microseconds_is_certain():
 
 
 @pytest.mark.parametrize("occupied", [True, False])
-def test_on_a_device_at_work_no_pair_is_raced_in_the_background(occupied, joining, monkeypatch, caplog):
+def test_on_a_device_at_work_no_pair_is_raced_in_the_background(
+    occupied, joining, monkeypatch, pairs_has, caplog
+):
     """A replayed model was held up for seconds: each call of the race waited for it, and it for the race."""
     caplog.set_level("INFO", "nxcore")
     session, _ = learning(0.85, 0.85)
     joining(13, session.chooser.learner.clock)
     seen = races(monkeypatch)
-    monkeypatch.setattr(pairs, "occupied", lambda device: occupied)
+    pairs_has(occupied=lambda device: occupied)
     for _ in range(12 * MET):
         step(session, dense=True)
     raced = [labels for labels in seen if "fast + fast" in labels]
@@ -90,9 +95,9 @@ def test_the_calls_of_a_race_are_not_watched(joining, monkeypatch):
     assert watches.asides == 0
 
 
-def test_a_decision_is_found_by_the_operator_that_runs_too(monkeypatch):
+def test_a_decision_is_found_by_the_operator_that_runs_too(pairs_has):
     """A pool with a gradient runs another operator than without."""
-    monkeypatch.setattr(pairs, "PAIRS", 1)
+    pairs_has(PAIRS=1)
     found, decision = learning(0.7, 0.7)[0].chooser.pairs, Decision("torch", "measured", "")
     called, inner = of("cpu"), of("cuda")
     choice = SimpleNamespace(decision=decision)

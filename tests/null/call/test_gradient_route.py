@@ -31,7 +31,10 @@ from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, races, step
 from tests.null.choose.learn.test_exploration import LONG
 from tests.null.fakes import SPECS
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+recall_has = stand_in(Recall)
 
 
 def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
@@ -111,9 +114,9 @@ def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(forward,
     assert runs == ["forward"] * (0 < forward < 1), "without a gradient there is no bridge"
 
 
-def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, tmp_path):
+def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, recall_has, tmp_path):
     """Each half wins by 30 us, and the function that joins them takes 70: the halves' sum said otherwise."""
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")  # a fake has no source
+    recall_has(make=lambda *_: "1")  # a fake has no source
     session, runs = learning(0.7, 0.7, "measure", tmp_path)
     joining(70, session.chooser.learner.clock)
     seen = races(monkeypatch)
@@ -138,9 +141,9 @@ def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, 
 
 @pytest.mark.parametrize(("spoilt", "expected"), [(1, 2), (99, RACES)])
 def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
-    spoilt, expected, joining, monkeypatch, raced_by, tmp_path
+    spoilt, expected, joining, recall_has, raced_by, tmp_path
 ):
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    recall_has(make=lambda *_: "1")
     pairs = []
 
     def noisy(run, calls, *args, **how):
@@ -164,8 +167,10 @@ def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
     assert crossed[-1] == (spoilt == 1), "where no race was clear, torch's own stays"
 
 
-def test_a_pair_whose_race_others_disturb_is_not_kept_and_its_halves_decide(joining, monkeypatch, tmp_path):
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+def test_a_pair_whose_race_others_disturb_is_not_kept_and_its_halves_decide(
+    joining, recall_has, raced_by, tmp_path
+):
+    recall_has(make=lambda *_: "1")
     session, _ = learning(0.7, 0.7, "measure", tmp_path)
     joining(13, session.chooser.learner.clock)
     pairs, run = [], race.race
@@ -177,7 +182,7 @@ def test_a_pair_whose_race_others_disturb_is_not_kept_and_its_halves_decide(join
         pairs.append(calls)
         return {label: replace(t, lost=0.9, fault="others had the processors") for label, t in found.items()}
 
-    monkeypatch.setattr(race, "race", busy)
+    raced_by(busy)
     for _ in range(4):
         step(session, dense=True)
     assert len(pairs) == 1
@@ -192,8 +197,8 @@ def test_a_pair_whose_race_others_disturb_is_not_kept_and_its_halves_decide(join
     assert len(pairs) == 2
 
 
-def test_a_pair_is_exported_and_shown(joining, monkeypatch, as_default, tmp_path):
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+def test_a_pair_is_exported_and_shown(joining, recall_has, as_default, tmp_path):
+    recall_has(make=lambda *_: "1")
     session, _ = learning(0.7, 0.7, "measure", tmp_path / "one")
     joining(70, session.chooser.learner.clock)
     for _ in range(2):
@@ -261,8 +266,8 @@ def test_a_capture_knows_that_a_pair_waits_for_the_next_call(joining):
     assert waiting == [1, 0, 0], "the first backward pass names the pair, and the next call measures it"
 
 
-def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch, tmp_path):
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch, recall_has, tmp_path):
+    recall_has(make=lambda *_: "1")
     session, _ = learning(0.8, 0.98, cache=tmp_path)
     joining(70, session.chooser.learner.clock)
     seen = races(monkeypatch)

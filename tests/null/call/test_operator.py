@@ -16,7 +16,10 @@ from nxcore.call import operator as operators
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from tests.null import fakes
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+operators_has = stand_in(operators)
 
 X = torch.arange(12.0).view(3, 4)
 W = torch.tensor([0.1, -0.2, 0.3])
@@ -102,7 +105,7 @@ def test_a_third_call_is_near(session, monkeypatch, what):
 
 
 @pytest.mark.parametrize("path", ["python"], indirect=True)  # whose table is read
-def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch):
+def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch, operators_has):
     op = session.op("add")
     strided = X.t().contiguous().t()
     alike = [(X, X), (strided, X), (X, strided), (X.double(), X), (X, W[:1])]
@@ -113,7 +116,7 @@ def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch):
     monkeypatch.setattr(type(op), "far", lambda self, *args: far.append(args))
     for args in alike:
         torch.testing.assert_close(op(*args), torch.add(*args))
-    monkeypatch.setattr(operators, "ALIKE", 2)
+    operators_has(ALIKE=2)
     op.approach(op.near, "key", op.spec.reference, X.half(), X, 1, None)
     op(*alike[0])
     assert len(far) == 1, "what was found longest ago is far again"
@@ -257,8 +260,8 @@ def test_an_equal_argument_of_another_type_is_not_served_unchecked(session, bad)
         op(X, bad)
 
 
-def test_the_table_is_bounded_and_keeps_what_is_used(monkeypatch, session):
-    monkeypatch.setattr(operators, "CAPACITY", 4)
+def test_the_table_is_bounded_and_keeps_what_is_used(operators_has, session):
+    operators_has(CAPACITY=4)
     op = session.op("sum")
     with fakes.counting_resolves(op) as seen:
         for n in range(1, 30):

@@ -29,6 +29,9 @@ from tests.null import fakes
 from tests.null.choose.learn.test_exploration import learning
 from tests.null.choose.test_workers import PROBLEM, started
 from tests.null.fakes import SPECS
+from tests.stand_ins import stand_in
+
+ahead_has = stand_in(ahead)
 
 FACTS = {"name": "a GPU", "major": 9, "minor": 0, "shared_memory_per_block_optin": 232448}
 ON_GPU = moved(PROBLEM, torch.device("cuda"))
@@ -124,7 +127,7 @@ class Noting:
         answered(Answer())
 
 
-def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending, monkeypatch):
+def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending, ahead_has):
     registry = absent([])
     workers_, gate = Noting(), Gate(registry, Store())
     gate.samples = lambda backend, kernel, problem: ["prime", "empty"]
@@ -140,7 +143,7 @@ def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending, mo
     workers_.asked.clear()
     compiled(tuner, [ON_GPU], labels=lambda _: ())
     assert workers_.asked == []
-    monkeypatch.setattr(ahead, "from_disk", lambda *_: "verified here")
+    ahead_has(from_disk=lambda *_: "verified here")
     compiled(tuner, [ON_GPU, more])
     assert workers_.asked == [], "nothing must be compiled"
 
@@ -154,7 +157,7 @@ def test_a_backend_that_needs_the_device_is_left_to_the_program(pretending):
 
 @pytest.mark.parametrize("missing", [False, True, "fails"])
 def test_a_gpu_s_code_that_a_launch_would_compile_is_looked_for_on_disk(
-    missing, pretending, monkeypatch, cuda_answers
+    missing, pretending, ahead_has, cuda_answers
 ):
     def look(kernel, problem, capability):
         assert capability == (9, 0)
@@ -164,7 +167,7 @@ def test_a_gpu_s_code_that_a_launch_would_compile_is_looked_for_on_disk(
             compiling("a launch")
 
     cuda_answers(get_device_capability=lambda device: (9, 0))
-    monkeypatch.setattr(ahead, "current", lambda device: contextlib.nullcontext())
+    ahead_has(current=lambda device: contextlib.nullcontext())
     kernel = fakes.kernel("add", announces=True)
     backend = fakes.replace(fakes.backend("gpu", kernel), ahead=look)
     registry = fakes.registry(backend)
@@ -224,9 +227,9 @@ def test_online_takes_no_kernel_whose_launch_would_compile(missing, pretending, 
     assert found._from_disk(backend, kernel) is (None if missing else planned)
 
 
-def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(pretending, monkeypatch, caplog):
+def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(pretending, ahead_has, caplog):
     told = []
-    monkeypatch.setattr(ahead, "told", told.append)
+    ahead_has(told=told.append)
     ahead._told_once.cache_clear()
     caplog.set_level("INFO", logger="nxcore")
     for _ in range(2):

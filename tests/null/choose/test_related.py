@@ -20,6 +20,9 @@ from nxcore.store.pages import Page
 from nxcore.store.wisdom import Wisdom, digest, environment, key
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
+from tests.stand_ins import stand_in
+
+wisdom_has = stand_in(wisdom)
 
 NEAR = (500, 2000)
 
@@ -122,9 +125,9 @@ def test_what_is_shipped_of_another_device_serves_no_problem_here(tmp_path, monk
 
 
 @pytest.fixture
-def related(monkeypatch):
+def related(wisdom_has):
     """Processors have related ones too."""
-    monkeypatch.setattr(wisdom, "RELATED", ("cuda", "cpu"))
+    wisdom_has(RELATED=("cuda", "cpu"))
 
 
 def test_what_a_related_device_clearly_won_serves_until_it_is_confirmed(tmp_path, monkeypatch, related):
@@ -214,8 +217,8 @@ def test_the_nearest_size_is_of_this_device_or_of_the_one_with_most_in_common(tm
     assert session.chooser.families.nearest(problem(1000), ("torch",)) == {}
 
 
-def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, monkeypatch):
-    monkeypatch.setattr(wisdom, "SHELF", 4)
+def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, wisdom_has):
+    wisdom_has(SHELF=4)
     facts = environment(torch.device("cpu"))
     session = estimating(tmp_path)
     session.wisdom.shelf(facts, "add")
@@ -228,9 +231,9 @@ def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, monkeypatch):
         assert shapes == [[319], [500], [2000], [300]]
 
 
-def test_what_is_kept_of_pages_has_an_end(monkeypatch):
+def test_what_is_kept_of_pages_has_an_end(monkeypatch, wisdom_has):
     monkeypatch.setattr(families, "POINTS", 8)
-    monkeypatch.setattr(wisdom, "SHELF", 4)
+    wisdom_has(SHELF=4)
     session = estimating()
     for size in range(300, 340, 2):
         learnt(session, (size,), torch=2, fast=1)

@@ -24,6 +24,10 @@ from nxcore.store import transfer
 from tests.null import fakes
 from tests.null.choose.learn.test_exploration import X, learning
 from tests.null.fakes import SPECS
+from tests.stand_ins import stand_in
+
+workers_has = stand_in(workers)
+survey_has = stand_in(survey)
 
 PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
 
@@ -46,10 +50,10 @@ class Process:
 
 
 @pytest.fixture(autouse=True)
-def _processors(monkeypatch, raced_by):
+def _processors(monkeypatch, survey_has, raced_by):
     """Problems of the CPU are taken, and one clock tells the time of all kernels."""
     clock = fakes.Clock()
-    monkeypatch.setattr(survey, "DEVICES", ("cpu",))
+    survey_has(DEVICES=("cpu",))
     fakes.identified(monkeypatch)
     monkeypatch.setattr(fakes, "Clock", lambda: clock)
     raced_by(functools.partial(racing.race, clock=clock))
@@ -151,13 +155,13 @@ def test_what_the_process_needs_to_measure_alike_is_in_the_task():
 
 
 @pytest.mark.parametrize("how", ["none", "device", "writes", "deterministic", "forked"])
-def test_what_is_not_taken(how, monkeypatch):
+def test_what_is_not_taken(how, monkeypatch, survey_has):
     found, _, _, _ = surveyed()
     problem = PROBLEM
     if how == "none":
         found, *_ = Survey(None, lambda: None), None
     elif how == "device":
-        monkeypatch.setattr(survey, "DEVICES", ("cuda",))
+        survey_has(DEVICES=("cuda",))
     elif how == "writes":
         problem = Problem.of(SPECS["add"], (X, X, 1, torch.empty_like(X)))
     elif how == "forked":
@@ -190,11 +194,11 @@ def test_the_program_keeps_most_of_the_free_memory(cuda_answers):
 
 
 @pytest.mark.parametrize("how", ["few", "many", "begun"])
-def test_few_problems_are_taken_back_unless_one_is_begun(how, monkeypatch):
+def test_few_problems_are_taken_back_unless_one_is_begun(how, survey_has):
     found, process, _, _ = surveyed()
     told = []
     process.withdrawn = lambda: how != "begun"
-    monkeypatch.setattr(survey, "FEW", 0 if how == "many" else 1)
+    survey_has(FEW=0 if how == "many" else 1)
     assert not found.withdraw(), "there is none"
     found.ask(PROBLEM, told.append)
     assert found.withdraw() is (how == "few")
@@ -338,14 +342,14 @@ def test_a_run_measures_as_many_itself_as_it_is_told(tmp_path):
     assert (len(process.tasks), session.chooser.survey.open) == (1, 1)
 
 
-def test_a_measuring_process_has_the_gpus_and_workers(monkeypatch, tmp_path):
+def test_a_measuring_process_has_the_gpus_and_workers(monkeypatch, workers_has, tmp_path):
     monkeypatch.setenv(workers.VISIBLE, "1")
-    monkeypatch.setattr(workers, "allowed", lambda settings: 4)
+    workers_has(allowed=lambda settings: 4)
     found = workers.measuring(Settings(cache=tmp_path), "some.module")
     assert (found.most, found._environment[workers.VISIBLE]) == (1, "1")
     assert found._environment["NXCORE_WORKERS"] == "4"
     assert workers.measuring(Settings(cache=tmp_path, measure=False), "some.module") is None
-    monkeypatch.setattr(workers, "allowed", lambda settings: 1)
+    workers_has(allowed=lambda settings: 1)
     assert workers.measuring(Settings(cache=tmp_path), "some.module") is None
 
 

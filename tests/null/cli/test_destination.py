@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 from nxcore.cli import app, render
 from nxcore.errors import InvalidInputError
 from tests.null import fakes
+from tests.stand_ins import stand_in
+
+os_has = stand_in(os)
 
 NOWHERE = "/proc/self/nowhere/x"
 WRITING = (
@@ -44,11 +47,11 @@ def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path):
         render.folder(tmp_path / "text", "--output")
 
 
-def test_permissions_count(tmp_path, monkeypatch):
+def test_permissions_count(tmp_path, os_has):
     (tmp_path / "text").write_text("x")
-    monkeypatch.setattr(os, "access", lambda path, mode: path == tmp_path)
+    os_has(access=lambda path, mode: path == tmp_path)
     with pytest.raises(InvalidInputError, match="no permission to write it"):
         render.file(tmp_path / "text", "--json")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    os_has(access=lambda path, mode: False)
     with pytest.raises(InvalidInputError, match="no permission to write there"):
         render.file(tmp_path / "other", "--json")

@@ -10,6 +10,9 @@ import torch
 from nxcore import cli
 from nxcore.cli import epochs, interruption, render, scoreboard, tune
 from nxcore.offline import ahead
+from tests.stand_ins import stand_in
+
+cli_has = stand_in(cli)
 
 
 @pytest.fixture(autouse=True)
@@ -90,21 +93,21 @@ def test_tune_ends_with_what_it_has_measured(monkeypatch):
     assert found == {"rows": [{"op": "add"}] * 2, "left": 1, "stopped": "interrupted"}
 
 
-def test_a_command_notes_interruptions(monkeypatch):
-    monkeypatch.setattr(cli, "app", lambda: seen.append(signal.getsignal(signal.SIGINT)))
+def test_a_command_notes_interruptions(cli_has):
+    cli_has(app=lambda: seen.append(signal.getsignal(signal.SIGINT)))
     seen = []
     cli.main()
     assert seen != [signal.default_int_handler]
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
-def test_what_fails_after_an_interruption_is_no_traceback(monkeypatch, interrupted):
+def test_what_fails_after_an_interruption_is_no_traceback(cli_has, interrupted):
     def failing():
         if interrupted:
             lose()
         raise ImportError("cannot load module more than once per process")
 
-    monkeypatch.setattr(cli, "app", failing)
+    cli_has(app=failing)
     with pytest.raises(SystemExit if interrupted else ImportError) as raised:
         cli.main()
     if interrupted:

@@ -17,6 +17,9 @@ from nxcore.graphs.graphed import Failure, Graphed, check_result, in_words, sign
 from nxcore.graphs.recorder import MAKING, Pool
 from tests.nn.tape import Tape
 from tests.null import fakes
+from tests.stand_ins import stand_in
+
+graphed_has = stand_in(graphed)
 
 X = torch.arange(12.0).view(3, 4)
 
@@ -125,11 +128,10 @@ def test_on_the_cpu_the_function_itself_is_run():
 
 
 @pytest.fixture
-def tape(monkeypatch, cuda_answers):
+def tape(graphed_has, cuda_answers):
     """A recorder on the CPU, whose tensors stand for CUDA's."""
     found = Tape()
-    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
-    monkeypatch.setattr(graphed, "recorder_of", lambda device: found)
+    graphed_has(_device=lambda fn, leaves, spec: torch.device("cpu"), recorder_of=lambda device: found)
     cuda_answers(is_current_stream_capturing=lambda: False)
     return found
 

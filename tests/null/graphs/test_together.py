@@ -15,6 +15,9 @@ from nxcore.graphs import together
 from nxcore.graphs.late import late
 from nxcore.graphs.together import weights_of
 from nxcore.spec.sums import sums_of
+from tests.stand_ins import stand_in
+
+together_has = stand_in(together)
 
 
 class Product(torch.autograd.Function):
@@ -73,7 +76,7 @@ class Twice(Net):
 
 
 @pytest.fixture
-def captured(monkeypatch):
+def captured(together_has):
     """Shares are left, as in a capture; the matrices of each sum."""
     summed = []
 
@@ -81,8 +84,7 @@ def captured(monkeypatch):
         summed.append([tuple(x.shape) for x in xs])
         return nxcore.op("column_sums")(xs)
 
-    monkeypatch.setattr(together, "capturing", lambda shares: True)
-    monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=by_kernel))
+    together_has(capturing=lambda shares: True, _sums=lambda: SimpleNamespace(by_kernel=by_kernel))
     return summed
 
 
@@ -114,8 +116,8 @@ def test_all_weights_have_one_sum_and_their_own_gradients(captured, make, furthe
         assert waiting.sums.count == 4
 
 
-def test_a_run_before_the_capture_has_the_sums_chosen_and_the_kernels_own_gradients(captured, monkeypatch):
-    monkeypatch.setattr(together, "capturing", lambda shares: False)
+def test_a_run_before_the_capture_has_the_sums_chosen_and_the_kernels_own_gradients(captured, together_has):
+    together_has(capturing=lambda shares: False)
     net = Net()
     want, _ = gradients(net, within=False)
     found, waiting = gradients(net)
@@ -124,8 +126,8 @@ def test_a_run_before_the_capture_has_the_sums_chosen_and_the_kernels_own_gradie
     assert waiting.sums.count == 0
 
 
-def test_where_no_kernel_is_chosen_each_adds_up_its_own(captured, monkeypatch):
-    monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=lambda xs: None))
+def test_where_no_kernel_is_chosen_each_adds_up_its_own(captured, together_has):
+    together_has(_sums=lambda: SimpleNamespace(by_kernel=lambda xs: None))
     net = Net()
     want, _ = gradients(net, within=False)
     found, waiting = gradients(net)
@@ -141,8 +143,8 @@ def test_one_kernel_alone_adds_up_its_own(captured):
     assert waiting.sums.count == 0
 
 
-def test_shares_of_too_many_bytes_are_not_kept(captured, monkeypatch):
-    monkeypatch.setattr(together, "MOST", 5 * 16 * 4)
+def test_shares_of_too_many_bytes_are_not_kept(captured, together_has):
+    together_has(MOST=5 * 16 * 4)
     net = Twice()
     torch.testing.assert_close(gradients(net)[0], gradients(net, within=False)[0])
     assert captured == [], "one of both matrices had room"

@@ -18,7 +18,10 @@ from nxcore.session import default
 from nxcore.settings import Settings
 from nxcore.spec.origin import installing
 from tests.null import fakes
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+native_has = stand_in(native)
 
 EXTENSION = native.found().extension
 
@@ -55,11 +58,11 @@ class Entry:
 
 
 @COMPILED
-def test_an_extension_for_another_torch_is_left_out_and_said_so(path, monkeypatch):
+def test_an_extension_for_another_torch_is_left_out_and_said_so(path, native_has):
     def load():
         raise ImportError("built for torch 1.0, found torch 2.13")
 
-    monkeypatch.setattr(native, "entry_points", lambda group: [Entry(load)])
+    native_has(entry_points=lambda group: [Entry(load)])
     with pytest.warns(native.NativeWarning, match="built for torch 1.0") as caught:
         found = native.found.__wrapped__()
     assert str(caught[0].message).endswith(f"Calls run without it. To fix it: {installing('nxcore-native')}")
@@ -68,15 +71,15 @@ def test_an_extension_for_another_torch_is_left_out_and_said_so(path, monkeypatc
 
 
 @COMPILED
-def test_an_extension_of_other_sources_is_left_out_and_said_so(path, monkeypatch):
-    monkeypatch.setattr(native, "entry_points", lambda group: [Entry(SimpleNamespace)])
+def test_an_extension_of_other_sources_is_left_out_and_said_so(path, native_has):
+    native_has(entry_points=lambda group: [Entry(SimpleNamespace)])
     with pytest.warns(native.NativeWarning, match="from other sources: interface 0, expected 1"):
         assert native.found.__wrapped__().extension is None
 
 
 @COMPILED
-def test_without_the_extension_python_finds_the_plans(path, monkeypatch):
-    monkeypatch.setattr(native, "entry_points", lambda group: [])
+def test_without_the_extension_python_finds_the_plans(path, native_has):
+    native_has(entry_points=lambda group: [])
     found = native.found.__wrapped__()
     assert (found.extension, found.ok) == (None, True)
     assert "not installed" in found.detail

@@ -6,6 +6,9 @@ import io
 import sys
 
 from nxcore.observe import bar
+from tests.stand_ins import stand_in
+
+sys_has = stand_in(sys)
 
 
 def test_elsewhere_there_are_lines_or_nothing(capsys):
@@ -22,16 +25,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_is_for_a_terminal_alone(monkeypatch, capsys):
+def test_a_line_is_for_a_terminal_alone(sys_has, capsys):
     bar.told("compiles")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    sys_has(stderr=(terminal := Terminal()))
     bar.told("compiles")
     assert terminal.getvalue() == "compiles\n"
 
 
-def test_a_terminal_shows_a_bar_that_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+def test_a_terminal_shows_a_bar_that_leaves_nothing_behind(monkeypatch, sys_has):
+    sys_has(stderr=(terminal := Terminal()))
     monkeypatch.setenv("TERM", "xterm")
     with bar.shown("compiles") as advance:
         advance("numba of add", 1, 2)

@@ -31,6 +31,9 @@ from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.stand_ins import stand_in
+
+torch_has = stand_in(torch)
 
 ADD = SPECS["add"].reference
 CPU = torch.device("cpu")
@@ -269,10 +272,10 @@ def test_what_is_known_is_not_measured_again_unless_asked(machine):
     assert [(r["status"], r["chosen"], r["was"]) for r in found] == [("measured", "torch", "fast")] * 2
 
 
-def test_what_is_stale_is_measured_again(machine, monkeypatch):
+def test_what_is_stale_is_measured_again(machine, monkeypatch, torch_has):
     machine.process()
     machine.tune(*SMALL)
-    monkeypatch.setattr(torch, "__version__", "99.0")
+    torch_has(__version__="99.0")
     machine.process()
     assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
     machine.process()
@@ -280,7 +283,7 @@ def test_what_is_stale_is_measured_again(machine, monkeypatch):
     assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
 
 
-def test_the_reason_for_being_stale_names_what_changed(machine, monkeypatch):
+def test_the_reason_for_being_stale_names_what_changed(machine, torch_has):
     session = machine.process()
     machine.tune(*SMALL)
     problem = Problem.of(SPECS["add"], fakes.build("add", "prime"))
@@ -288,7 +291,7 @@ def test_the_reason_for_being_stale_names_what_changed(machine, monkeypatch):
     recall = session.chooser.recall
     assert recall.stale(problem, page) == ""
     was = torch.__version__
-    monkeypatch.setattr(torch, "__version__", "99.0")
+    torch_has(__version__="99.0")
     assert recall.stale(problem, page) == f"torch was {was}, is 99.0"
     other = fakes.replace(page, makes={"fast": "0", "gone": "2"})
     assert "gone was removed; torch is new; fast has changed" in recall.stale(problem, other)

@@ -21,6 +21,9 @@ from nxcore.store.problems import moved
 from nxcore.trust.gate import Gate
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.stand_ins import stand_in
+
+turns_has = stand_in(turns)
 
 
 class Slow:
@@ -60,8 +63,8 @@ def to_compile(of, size, after="", device="cuda", **how):
     return Turn(of, problem(size, device), after, **({"missing": ("gpu",)} | how))
 
 
-def test_on_a_gpu_kernels_are_compiled_while_others_are_measured(workers, monkeypatch):
-    monkeypatch.setattr(turns, "TOGETHER", 3)
+def test_on_a_gpu_kernels_are_compiled_while_others_are_measured(workers, turns_has):
+    turns_has(TOGETHER=3)
     wanted = [to_compile(n, n, str(n)) for n in (1, 2, 3, 4)]
     order = iter(Turns(tuner(workers), wanted))
     ask = workers.ask
@@ -86,8 +89,8 @@ def test_a_call_waits_for_its_gradient(workers):
     assert [turn.of for turn in order] == ["backward", "forward"]
 
 
-def test_on_a_processor_nothing_is_compiled_while_it_is_measured(workers, monkeypatch):
-    monkeypatch.setattr(turns, "TOGETHER", 2)
+def test_on_a_processor_nothing_is_compiled_while_it_is_measured(workers, turns_has):
+    turns_has(TOGETHER=2)
     ask = workers.ask
     workers.ask = lambda *args, **how: (ask(*args, **how), workers.answer(args[0]["x"].shape[0]))
     order = iter(Turns(tuner(workers), [to_compile(n, n, str(n), "cpu") for n in (1, 2, 3)]))

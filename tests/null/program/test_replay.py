@@ -11,6 +11,9 @@ from torch import nn
 from nxcore.program import audit, front, replay
 from nxcore.program.replay import State
 from tests.null.program.nets import MET, Net, agree, loss_of, pair, replays, step
+from tests.stand_ins import stand_in
+
+replay_has = stand_in(replay)
 
 
 def recorded(compiled, make=Net, **kwargs):
@@ -227,23 +230,25 @@ def test_a_replay_that_is_no_faster_is_dropped(compiled, tape):
     assert found.why.startswith("replaying is no faster: ")
 
 
-def test_without_memory_a_call_runs(compiled, monkeypatch):
+def test_without_memory_a_call_runs(compiled, replay_has):
     def short(*_, **__):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(replay, "Recording", short)
+    replay_has(Recording=short)
     plain, ours = pair()
     agree(compiled(ours), ours, plain, MET + 2)
     (found,) = replays(ours)
     assert (found.state, found.why) == (State.PLAIN, "there was too little memory for a recording")
-    monkeypatch.setattr(replay, "roomy", lambda _: False)
+    replay_has(roomy=lambda _: False)
     other = pair()[1]
     agree(compiled(other), other, pair()[0], MET + 2)
     assert replays(other)[0].why == "there is too little memory for a recording"
 
 
 @pytest.mark.parametrize("what", ["results", "gradients"])
-def test_a_replay_that_is_wrong_is_refused_and_its_caller_has_the_plain_result(compiled, what, monkeypatch):
+def test_a_replay_that_is_wrong_is_refused_and_its_caller_has_the_plain_result(
+    compiled, what, monkeypatch, replay_has
+):
     plain, ours = pair()
     call = compiled(ours)
     agree(call, ours, plain, MET)
@@ -260,7 +265,7 @@ def test_a_replay_that_is_wrong_is_refused_and_its_caller_has_the_plain_result(c
 
         wrong = False
 
-    monkeypatch.setattr(replay, "Recording", Wrong)
+    replay_has(Recording=Wrong)
     monkeypatch.setattr(audit, "EVERY", 2)
     agree(call, ours, plain, 2)
     assert replays(ours)[0].state is State.OURS
@@ -296,8 +301,8 @@ def test_other_modes_of_torch_run(compiled, tape):
     assert replays(ours)[0].state is State.OURS
 
 
-def test_an_audit_without_memory_is_left_out_or_ends_in_a_replay(compiled, monkeypatch):
-    monkeypatch.setattr(replay, "spare", lambda *_: False)
+def test_an_audit_without_memory_is_left_out_or_ends_in_a_replay(compiled, monkeypatch, replay_has):
+    replay_has(spare=lambda *_: False)
     plain, ours, call = recorded(compiled)
     agree(call, ours, plain)
     assert replays(ours)[0].report.endswith("; 1 audits left out, as memory is short")

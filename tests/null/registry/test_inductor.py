@@ -15,6 +15,10 @@ from nxcore.spec.kernel import no
 from nxcore.spec.problem import Problem
 from tests import fresh
 from tests.null import fakes
+from tests.stand_ins import stand_in
+
+torch_has = stand_in(torch)
+inductor_has = stand_in(inductor)
 
 X, Y = torch.arange(12.0).view(3, 4), torch.ones(4)
 SECONDS = "compiling takes seconds"
@@ -32,7 +36,7 @@ def refusal(op, *args, **kwargs):
 
 
 @pytest.fixture
-def compiles(monkeypatch):
+def compiles(torch_has):
     """A compiler that compiles nothing; returns what it was given."""
     seen = []
 
@@ -40,14 +44,14 @@ def compiles(monkeypatch):
         seen.append((function, options))
         return function
 
-    monkeypatch.setattr(torch, "compile", compiler)
+    torch_has(compile=compiler)
     return seen
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(inductor_has):
     """A machine where everything can be compiled."""
-    monkeypatch.setattr(inductor, "_machine", lambda kind: inductor.YES)
+    inductor_has(_machine=lambda kind: inductor.YES)
 
 
 class TestRequest:
@@ -122,29 +126,28 @@ class TestMachine:
         cuda_answers(is_available=lambda: False)
         assert inductor.probe_cuda().reason == "torch sees no CUDA device"
 
-    def test_triton_is_its_compiler_for_cuda(self, monkeypatch, cuda_answers):
+    def test_triton_is_its_compiler_for_cuda(self, monkeypatch, inductor_has, cuda_answers):
         cuda_answers(is_available=lambda: True)
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.setattr(inductor, "version", lambda name: "3.7.1")
+        inductor_has(version=lambda name: "3.7.1")
         assert "TRITON_INTERPRET=1" in inductor.probe_cuda().reason
 
         def missing(name):
             raise inductor.PackageNotFoundError(name)
 
-        monkeypatch.setattr(inductor, "version", missing)
+        inductor_has(version=missing)
         assert inductor.probe_cuda().reason == "triton is not installed"
 
-    def test_one_device_is_enough(self, monkeypatch):
-        monkeypatch.setattr(inductor, "probe_cpu", lambda: no("no g++"))
-        monkeypatch.setattr(inductor, "probe_cuda", lambda: no("no device"))
+    def test_one_device_is_enough(self, inductor_has):
+        inductor_has(probe_cpu=lambda: no("no g++"), probe_cuda=lambda: no("no device"))
         assert inductor.probe().reason == "no g++"
-        monkeypatch.setattr(inductor, "probe_cuda", lambda: inductor.YES)
+        inductor_has(probe_cuda=lambda: inductor.YES)
         assert inductor.probe()
 
 
 class TestRefusals:
-    def test_the_machines_answer_comes_first(self, monkeypatch):
-        monkeypatch.setattr(inductor, "_machine", lambda kind: no(f"no compiler for {kind}"))
+    def test_the_machines_answer_comes_first(self, inductor_has):
+        inductor_has(_machine=lambda kind: no(f"no compiler for {kind}"))
         assert refusal("add", X, Y) == "no compiler for cpu"
 
     @pytest.mark.usefixtures("machine")
@@ -227,7 +230,7 @@ def test_asked_for_by_name():
         add(X.long(), Y.long())
 
 
-def test_advice_of_the_compiler_is_no_warning_to_a_caller(monkeypatch):
+def test_advice_of_the_compiler_is_no_warning_to_a_caller(torch_has):
     def compiler(function, **options):
         def compiled(*leaves):
             where = {"filename": "compile_fx.py", "lineno": 1}
@@ -237,7 +240,7 @@ def test_advice_of_the_compiler_is_no_warning_to_a_caller(monkeypatch):
 
         return compiled
 
-    monkeypatch.setattr(torch, "compile", compiler)
+    torch_has(compile=compiler)
     call = inductor.plan(problem("add", X, X))
     with pytest.warns(UserWarning, match="mine") as seen:
         torch.testing.assert_close(call(*fakes.SPECS["add"].bind(X, X)), 2 * X)

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from nxcore.spec.busy import busy
+from tests.stand_ins import stand_in
+
+ctypes_has = stand_in(ctypes)
 
 
 def library(fails="", asked=None):
@@ -33,25 +36,25 @@ def device(cuda_answers):
     return facts
 
 
-def test_the_device_of_that_number_is_asked_for_by_its_place(device, monkeypatch):
+def test_the_device_of_that_number_is_asked_for_by_its_place(device, ctypes_has):
     asked = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library(asked=asked))
+    ctypes_has(CDLL=lambda name: library(asked=asked))
     assert busy(0) == pytest.approx(0.37)
     assert asked == [b"00000000:ab:01.0"]
 
 
 @pytest.mark.parametrize("fails", ["init", "handle", "rates"])
-def test_nothing_is_known_where_the_driver_refuses(fails, device, monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library(fails))
+def test_nothing_is_known_where_the_driver_refuses(fails, device, ctypes_has):
+    ctypes_has(CDLL=lambda name: library(fails))
     assert busy(0) is None
 
 
 @pytest.mark.parametrize("lacks", ["library", "place"])
-def test_nothing_is_known_without_a_library_or_a_place(lacks, device, monkeypatch):
+def test_nothing_is_known_without_a_library_or_a_place(lacks, device, ctypes_has):
     def load(name):
         raise OSError
 
-    monkeypatch.setattr(ctypes, "CDLL", load if lacks == "library" else lambda name: library())
+    ctypes_has(CDLL=load if lacks == "library" else lambda name: library())
     if lacks == "place":
         del device.pci_bus_id
     assert busy(0) is None

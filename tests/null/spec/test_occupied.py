@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from nxcore.spec import device
+from tests.stand_ins import stand_in
+
+device_has = stand_in(device)
 
 
 class Clock:
@@ -22,14 +25,13 @@ class Clock:
 @pytest.mark.parametrize(
     ("waits", "occupied"), [([0.0, 0.0, 0.0, 0.01, 0.01], False), ([0.01, 0.0, 0.01, 0.0, 0.01], True)]
 )
-def test_most_waits_decide(waits, occupied, monkeypatch):
+def test_most_waits_decide(waits, occupied, device_has):
     left, clock = iter(waits), Clock()
-    monkeypatch.setattr(device, "time", clock)
-    monkeypatch.setattr(device, "synchronize", lambda _: clock.sleep(next(left)))
+    device_has(time=clock, synchronize=lambda _: clock.sleep(next(left)))
     assert device.occupied(torch.device("cuda")) == occupied
     assert next(left, None) is None
 
 
-def test_a_processor_is_shared_anyway(monkeypatch):
-    monkeypatch.setattr(device, "synchronize", lambda _: pytest.fail("it is waited for"))
+def test_a_processor_is_shared_anyway(device_has):
+    device_has(synchronize=lambda _: pytest.fail("it is waited for"))
     assert not device.occupied(torch.device("cpu"))

@@ -14,6 +14,9 @@ import setuptools
 
 from nxcore.spec import origin
 from nxcore.spec.origin import FOLDERS, installing
+from tests.stand_ins import stand_in
+
+origin_has = stand_in(origin)
 
 ROOT = Path(__file__).parents[3]
 NAMED = re.compile(r"pip install [^`\n]*(?<![\w./-])nxcore[\w-]*")
@@ -27,14 +30,16 @@ class Told:
 
 
 @pytest.fixture
-def clone(tmp_path, monkeypatch):
+def clone(tmp_path, monkeypatch, origin_has):
     """Return a folder with what tells a clone, while this package is in none."""
     there = tmp_path / "a clone"
     for folder in FOLDERS.values():
         (there / folder).mkdir(parents=True, exist_ok=True)
         (there / folder / "pyproject.toml").touch()
-    monkeypatch.setattr(origin, "__file__", str(tmp_path / "site-packages" / "nxcore" / "spec" / "origin.py"))
-    monkeypatch.setattr(origin, "distribution", lambda name: Told(None))
+    origin_has(
+        __file__=str(tmp_path / "site-packages" / "nxcore" / "spec" / "origin.py"),
+        distribution=lambda name: Told(None),
+    )
     monkeypatch.chdir(tmp_path)
     return there
 
@@ -52,22 +57,20 @@ def test_in_a_clone_the_paths_are_short(clone, monkeypatch):
     assert installing("nxcore-kernels", "nxcore-native") == "pip install . ./native"
 
 
-def test_elsewhere_the_paths_are_the_clones(clone, monkeypatch):
-    monkeypatch.setattr(origin, "__file__", str(clone / "nxcore" / "spec" / "origin.py"))
+def test_elsewhere_the_paths_are_the_clones(clone, origin_has):
+    origin_has(__file__=str(clone / "nxcore" / "spec" / "origin.py"))
     assert installing("nxcore-triton", "nxcore-cuda") == (
         f"pip install '{clone}/plugins/triton' '{clone}/plugins/cuda'"
     )
 
 
-def test_an_installed_package_knows_the_clone_that_pip_took_it_from(clone, monkeypatch):
+def test_an_installed_package_knows_the_clone_that_pip_took_it_from(clone, monkeypatch, origin_has):
     told = json.dumps({"url": clone.as_uri(), "dir_info": {}})
     monkeypatch.undo()
     monkeypatch.chdir(clone.parent)
-    monkeypatch.setattr(
-        origin, "__file__", str(clone.parent / "site-packages" / "nxcore" / "spec" / "origin.py")
-    )
-    monkeypatch.setattr(
-        origin, "distribution", lambda name: type("D", (), {"read_text": lambda self, _: told})()
+    origin_has(
+        __file__=str(clone.parent / "site-packages" / "nxcore" / "spec" / "origin.py"),
+        distribution=lambda name: type("D", (), {"read_text": lambda self, _: told})(),
     )
     assert installing("nxcore-numba") == f"pip install '{clone}/plugins/numba'"
     shutil.rmtree(clone)
@@ -77,14 +80,12 @@ def test_an_installed_package_knows_the_clone_that_pip_took_it_from(clone, monke
 
 
 @pytest.mark.parametrize("told", [None, "", "[]", "{", '{"url": "https://example.org/a.whl"}'])
-def test_without_a_clone_it_says_where(clone, monkeypatch, told):
+def test_without_a_clone_it_says_where(clone, monkeypatch, origin_has, told):
     monkeypatch.undo()
     monkeypatch.chdir(clone.parent)
-    monkeypatch.setattr(
-        origin, "__file__", str(clone.parent / "site-packages" / "nxcore" / "spec" / "origin.py")
-    )
-    monkeypatch.setattr(
-        origin, "distribution", lambda name: type("D", (), {"read_text": lambda self, _: told})()
+    origin_has(
+        __file__=str(clone.parent / "site-packages" / "nxcore" / "spec" / "origin.py"),
+        distribution=lambda name: type("D", (), {"read_text": lambda self, _: told})(),
     )
     assert installing("nxcore-numba") == (
         "in a clone of https://github.com/nxcore/nxcore: pip install ./plugins/numba"

@@ -15,7 +15,10 @@ from nxcore.store.files import Store
 from nxcore.trust import quarantine
 from nxcore.trust.quarantine import DAY, STRIKES, TERM, Quarantine
 from nxcore.trust.suspect import Suspect
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+time_has = stand_in(time)
 
 SUSPECT = Suspect(
     "add",
@@ -66,11 +69,11 @@ def test_an_entry_outlives_its_process(store):
 
 
 @pytest.mark.parametrize("kind", TERM)
-def test_an_entry_ends_with_its_term(store, monkeypatch, kind):
+def test_an_entry_ends_with_its_term(store, time_has, kind):
     found = Quarantine(store)
     found.add(SUSPECT, kind, "gone")
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + TERM[kind] + 1)
+    time_has(time=lambda: now + TERM[kind] + 1)
     assert found.refusal(SUSPECT) is None
     assert list(found) == []
     assert list(Quarantine(store)) == []
@@ -119,11 +122,11 @@ def test_the_journal_is_empty_after_a_run_and_after_an_exception(store):
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(1.0, 0), (31.0, 1)])
-def test_an_interrupted_run_is_doubted_only_after_long(store, monkeypatch, seconds, count):
+def test_an_interrupted_run_is_doubted_only_after_long(store, time_has, seconds, count):
     found, now = Quarantine(store), time.time()
 
     def interrupted():
-        monkeypatch.setattr(time, "time", lambda: now + seconds)
+        time_has(time=lambda: now + seconds)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), found.watched(SUSPECT, "its first run"):

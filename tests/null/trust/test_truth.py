@@ -16,7 +16,10 @@ from nxcore.trust import samples
 from nxcore.trust.truth import Agreement, Truth, agreement, require_telling, without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.stand_ins import stand_in
 from tests.table import for_each
+
+samples_has = stand_in(samples)
 
 SUM, ADD, BLEND = SPECS["sum"], SPECS["add"], SPECS["softmax_sum"]
 
@@ -317,18 +320,18 @@ def test_every_sample_tells_right_from_wrong(spec, dtype):
         (torch.float64, "inner_axis", True),
     ],
 )
-def test_the_gate_tries_what_the_suite_does_not(dtype, name, again, monkeypatch):
+def test_the_gate_tries_what_the_suite_does_not(dtype, name, again, samples_has):
     tried = []
-    monkeypatch.setattr(samples, "require_telling", lambda *given, **_: tried.append(given[2]))
+    samples_has(require_telling=lambda *given, **_: tried.append(given[2]))
     samples.built.cache_clear()
     samples.built("sum", name, torch.device("cpu"), dtype, session.default().registry)
     assert tried == [name] * again
 
 
 @pytest.mark.parametrize("share", [0.0, 2.0**-10])
-def test_the_gate_tries_samples_of_calls_that_allow_more_error(share, monkeypatch):
+def test_the_gate_tries_samples_of_calls_that_allow_more_error(share, monkeypatch, samples_has):
     tried = []
-    monkeypatch.setattr(samples, "require_telling", lambda *given, **_: tried.append(given[2]))
+    samples_has(require_telling=lambda *given, **_: tried.append(given[2]))
     monkeypatch.setattr("nxcore.trust.truth.share_of", lambda *_: share)
     samples.built.cache_clear()
     samples.built("sum", "inner_axis", torch.device("cpu"), torch.float32, session.default().registry)

@@ -27,6 +27,9 @@ from nxcore.store.pages import Page
 from nxcore.store.wisdom import Wisdom, key
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
+from tests.stand_ins import stand_in
+
+doubt_has = stand_in(doubt)
 
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
@@ -169,7 +172,7 @@ def test_sixty_seconds_are_enough_with_fewer_calls(world):
     assert session.wisdom.read(PROBLEM) is None
 
 
-def test_an_unclear_confirmation_is_repeated_and_then_left(world, monkeypatch):
+def test_an_unclear_confirmation_is_repeated_and_then_left(world, doubt_has):
     world.ship(torch=100, fast=50)
     seen = []
 
@@ -177,7 +180,7 @@ def test_an_unclear_confirmation_is_repeated_and_then_left(world, monkeypatch):
         seen.append(args)
         return 2.0, 0.5
 
-    monkeypatch.setattr(doubt, "compared", compared)
+    doubt_has(compared=compared)
     session = world.process(torch=100, fast=130)
     fast_calls(session, CALLS)
     assert len(seen) == 1
@@ -187,9 +190,9 @@ def test_an_unclear_confirmation_is_repeated_and_then_left(world, monkeypatch):
     assert chosen(session) == "fast"
 
 
-def test_a_confirmation_that_fails_changes_nothing(world, monkeypatch):
+def test_a_confirmation_that_fails_changes_nothing(world, doubt_has):
     world.ship(torch=100, fast=50)
-    monkeypatch.setattr(doubt, "compared", fakes.raising(torch.OutOfMemoryError("no")))
+    doubt_has(compared=fakes.raising(torch.OutOfMemoryError("no")))
     session = world.process(torch=100, fast=130)
     fast_calls(session, CALLS)
     assert chosen(session) == "fast"
