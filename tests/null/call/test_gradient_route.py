@@ -17,7 +17,6 @@ from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import MET
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.recall import Recall
-from nxcore.cli import tables, tune
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
@@ -195,30 +194,6 @@ def test_a_pair_whose_race_others_disturb_is_not_kept_and_its_halves_decide(
     step(session, dense=True)
     step(session, dense=True)
     assert len(pairs) == 2
-
-
-def test_a_pair_is_exported_and_shown(joining, recall_has, as_default, tmp_path):
-    recall_has(make=lambda *_: "1")
-    session, _ = learning(0.7, 0.7, "measure", tmp_path / "one")
-    joining(70, session.chooser.learner.clock)
-    for _ in range(2):
-        step(session, dense=True)
-    document = transfer.exported(session.wisdom.store)
-    transfer.write(tmp_path / "wisdom.json", document)
-    (part,) = document["environments"]
-    (pair,) = [e for e in part["entries"] if e["key"]["op"] == f"{FORWARD} with gradient"]
-    assert pair["page"]["makes"] == {f"{FORWARD}: fast": "1", f"{BACKWARD}: fast": "1"}
-    as_default(session)
-    rows = [row for row in tune.known() if row["problem"]["op"] == f"{FORWARD} with gradient"]
-    assert [row["chosen"] for row in rows] == ["torch"]
-    assert "2 x float32[3, 4], float32[2]" in tables.described(rows[0]["problem"])
-
-    other, runs = learning(0.7, 0.7, "estimate", tmp_path / "other")
-    transfer.imported(other.wisdom.store, *transfer.read(tmp_path / "wisdom.json"))
-    step(other, dense=True)
-    runs.clear()
-    assert not step(other, dense=True), "the halves alone would be taken"
-    assert runs == []
 
 
 @pytest.mark.parametrize("changed", ["", FORWARD, BACKWARD])

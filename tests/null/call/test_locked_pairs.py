@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nxcore.choose.recall import Recall
+from nxcore.cli import tables, tune
 from nxcore.distributed import agreed, offer
 from nxcore.measure.decision import Decision
 from nxcore.store import lock, transfer
@@ -157,3 +158,27 @@ def test_on_the_edge_of_the_margin_the_record_counts(decided, tmp_path):
 def dates(session):
     """Return when each page was measured."""
     return {digest(of): page.date for of, page in session.wisdom.pages(torch.device("cpu"))}
+
+
+def test_a_pair_is_exported_and_shown(joining, monkeypatch, as_default, tmp_path):
+    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    session, _ = learning(0.7, 0.7, "measure", tmp_path / "one")
+    joining(70, session.chooser.learner.clock)
+    for _ in range(2):
+        step(session, dense=True)
+    document = transfer.exported(session.wisdom.store)
+    transfer.write(tmp_path / "wisdom.json", document)
+    (part,) = document["environments"]
+    (pair,) = [e for e in part["entries"] if e["key"]["op"] == f"{FORWARD} with gradient"]
+    assert pair["page"]["makes"] == {f"{FORWARD}: fast": "1", f"{BACKWARD}: fast": "1"}
+    as_default(session)
+    rows = [row for row in tune.known() if row["problem"]["op"] == f"{FORWARD} with gradient"]
+    assert [row["chosen"] for row in rows] == ["torch"]
+    assert "2 x float32[3, 4], float32[2]" in tables.described(rows[0]["problem"])
+
+    other, runs = learning(0.7, 0.7, "estimate", tmp_path / "other")
+    transfer.imported(other.wisdom.store, *transfer.read(tmp_path / "wisdom.json"))
+    step(other, dense=True)
+    runs.clear()
+    assert not step(other, dense=True), "the halves alone would be taken"
+    assert runs == []
