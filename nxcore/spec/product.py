@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
+
+from torch import Tensor
 
 from nxcore.spec.layout import Strides, broadcast_strides, collapse
 from nxcore.spec.problem import TensorMeta
@@ -76,6 +78,29 @@ class Product:
             found = replace(found, b=(0, found.b[1]), out=(found.out[0], 0))
         found = found.larger().transposed().larger()
         return found if found.out[1] == 1 and found.out[0] != 1 else found.transposed()
+
+    def bound(self, out: TensorMeta, run: Callable[[Tensor, Tensor, Tensor], None]) -> Callable[..., Tensor]:
+        """Return ``call(a, b, precision)`` of ``run(a, b, out)``, which takes the operands of this product.
+
+        Examples
+        --------
+        >>> a, b = torch.ones(2, 3), torch.ones(3, 4)
+        >>> meta = TensorMeta.of(torch.empty(2, 4))
+        >>> found = Product.of(TensorMeta.of(a), TensorMeta.of(b), meta)
+        >>> found.bound(meta, lambda a, b, out: out.fill_(7))(a, b, None).shape
+        torch.Size([2, 4])
+        """
+        turned = self.turned
+
+        def call(a: Tensor, b: Tensor, _precision: str | None = None) -> Tensor:
+            made: Tensor = out.empty()
+            if turned:
+                run(b, a, made)
+            else:
+                run(a, b, made)
+            return made
+
+        return call
 
     def transposed(self) -> Self:
         """Return the transposed product, of the transposed operands."""

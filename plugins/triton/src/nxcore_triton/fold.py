@@ -19,12 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, Reduction, TensorMeta
+from nxcore.plugin import Problem, Reduction
 from nxcore_triton import tile as tiles
 from nxcore_triton.index import offset
-from nxcore_triton.launch import Launch
 from nxcore_triton.rounding import narrow, widen
-from nxcore_triton.sum import Blocks, kept_inside, variations
+from nxcore_triton.sum import Blocks, bind, halves, kept_inside, variations
 
 LARGEST, SMALLEST, SOME, EVERY, FOUND = range(5)
 """The elements to find: by their size, other than 0, or 0; and the best that others found."""
@@ -134,23 +133,7 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 def _launch(
     reduction: Reduction, device: torch.device, blocks: Blocks, part_step: int, looks: dict[str, Any]
 ) -> Run:
-    block, span_terms, parts = blocks
-    outputs, terms = reduction.outputs, reduction.terms
-    span = tiles.cdiv(tiles.cdiv(terms, parts), span_terms) * span_terms
-    # Triton takes no empty tuple; with rank 0 this one isn't read.
-    kept_sizes, kept_strides, out_strides = zip(*(reduction.kept or ((1, 0, 0),)), strict=True)
-    sizes, strides = zip(*(reduction.reduced or ((1, 0),)), strict=True)
-    launch = Launch(
-        find,
-        (tiles.cdiv(outputs, block), tiles.cdiv(terms, span)),
-        device,
-        KEPT=len(reduction.kept),
-        REDUCED=len(reduction.reduced),
-        **looks,
-        BLOCK=block,
-        TERMS=span_terms,
-    )
-    fixed = (outputs, terms, span, part_step, kept_sizes, kept_strides, out_strides, sizes, strides)
+    launch, fixed = bind(find, reduction, device, blocks, part_step, **looks)
 
     def call(x: Tensor, seen: Tensor, out: Tensor, indices: Tensor) -> None:
         launch((x, seen, out, indices), x, seen, out, indices, *fixed)
@@ -183,19 +166,11 @@ def plan_both(
     if parts == 1:
         alone = _launch(reduction, device, (block, span_terms, 1), 0, {"LOOK": look, **last})
         return lambda x, out, indices: alone(x, x, out, indices)
-    work = TensorMeta((parts, outputs), (outputs, 1), torch.float32, device)
+    work, first, second, last_blocks = halves(reduction, parts, device)
     numbers = replace(work, dtype=torch.int64 if looks["WIDE"] else torch.int32)
-    first_kept, second_kept, step = [], [], 1
-    for n, s, o in reversed(reduction.kept):
-        first_kept.insert(0, (n, s, step))
-        second_kept.insert(0, (n, step, o))
-        step *= n
-    first = Reduction(tuple(first_kept), reduction.reduced)
-    second = Reduction(tuple(second_kept), ((parts, outputs),))
-    halves = tiles.reduction(outputs, parts, kept_inside=kept_inside(second))
     shared = {"LOOK": look, "GIVES": FOUND, "VALUES": True, **looks}
     share = _launch(first, device, (block, span_terms, parts), outputs, shared)
-    conclude = _launch(second, device, (*halves[:2], 1), 0, {"LOOK": FOUND, **last})
+    conclude = _launch(second, device, last_blocks, 0, {"LOOK": FOUND, **last})
 
     def run(x: Tensor, out: Tensor, indices: Tensor) -> None:
         found = work.empty()

@@ -208,19 +208,8 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     callable
         ``call(a, b, precision)``.
     """
-    out = problem.outputs
-    product = Product.of(problem["a"], problem["b"], out)
-    run, turned = plan_product(product, problem.device, tile), product.turned
-
-    def call(a: Tensor, b: Tensor, _precision: str | None = None) -> Tensor:
-        made = out.empty()
-        if turned:
-            run(b, a, made)
-        else:
-            run(a, b, made)
-        return made
-
-    return call
+    product = Product.of(problem["a"], problem["b"], problem.outputs)
+    return product.bound(problem.outputs, plan_product(product, problem.device, tile))
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:

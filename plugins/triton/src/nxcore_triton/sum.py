@@ -69,9 +69,10 @@ def add_up(
     tl.store(out + out_at, narrow(total, out.dtype.element_ty), k < outputs)
 
 
-def _launch(
-    reduction: Reduction, device: torch.device, blocks: tuple[int, int, int], part_step: int, *, scaled: bool
-) -> Callable[[Tensor, Tensor, float], None]:
+def bind(
+    kernel: Any, reduction: Reduction, device: torch.device, blocks: Blocks, part_step: int, **constants: Any
+) -> tuple[Launch, tuple[Any, ...]]:
+    """Return the launch of a kernel on a reduction, and what it takes after its tensors and their scale."""
     block, span_terms, parts = blocks
     outputs, terms = reduction.outputs, reduction.terms
     span = tile.cdiv(tile.cdiv(terms, parts), span_terms) * span_terms
@@ -79,17 +80,39 @@ def _launch(
     kept_sizes, kept_strides, out_strides = zip(*(reduction.kept or ((1, 0, 0),)), strict=True)
     sizes, strides = zip(*(reduction.reduced or ((1, 0),)), strict=True)
     launch = Launch(
-        add_up,
+        kernel,
         (tile.cdiv(outputs, block), tile.cdiv(terms, span)),
         device,
         KEPT=len(reduction.kept),
         REDUCED=len(reduction.reduced),
-        SCALED=scaled,
-        WIDE=max(outputs, terms) >= 2**30,
+        **constants,
         BLOCK=block,
         TERMS=span_terms,
     )
-    fixed = (outputs, terms, span, part_step, kept_sizes, kept_strides, out_strides, sizes, strides)
+    return launch, (outputs, terms, span, part_step, kept_sizes, kept_strides, out_strides, sizes, strides)
+
+
+def halves(
+    reduction: Reduction, parts: int, device: torch.device
+) -> tuple[TensorMeta, Reduction, Reduction, Blocks]:
+    """Return the shares of so many programs an output, the reductions to and of them, and its blocks."""
+    outputs = reduction.outputs
+    first_kept, second_kept, step = [], [], 1
+    for n, s, o in reversed(reduction.kept):
+        first_kept.insert(0, (n, s, step))
+        second_kept.insert(0, (n, step, o))
+        step *= n
+    second = Reduction(tuple(second_kept), ((parts, outputs),))
+    block, terms, _ = tile.reduction(outputs, parts, kept_inside=kept_inside(second))
+    work = TensorMeta((parts, outputs), (outputs, 1), torch.float32, device)
+    return work, Reduction(tuple(first_kept), reduction.reduced), second, (block, terms, 1)
+
+
+def _launch(
+    reduction: Reduction, device: torch.device, blocks: Blocks, part_step: int, *, scaled: bool
+) -> Callable[[Tensor, Tensor, float], None]:
+    wide = max(reduction.outputs, reduction.terms) >= 2**30
+    launch, fixed = bind(add_up, reduction, device, blocks, part_step, SCALED=scaled, WIDE=wide)
 
     def call(x: Tensor, out: Tensor, scale: float) -> None:
         launch((x, out), x, out, scale, *fixed)
@@ -131,17 +154,9 @@ def plan_reduction(
         return _launch(reduction, device, (block, span_terms, 1), 0, scaled=scaled)
     span = tile.cdiv(tile.cdiv(terms, parts), span_terms) * span_terms
     parts = tile.cdiv(terms, span)
-    work = TensorMeta((parts, outputs), (outputs, 1), torch.float32, device)
-    first_kept, second_kept, step = [], [], 1
-    for n, s, o in reversed(reduction.kept):
-        first_kept.insert(0, (n, s, step))
-        second_kept.insert(0, (n, step, o))
-        step *= n
-    first = Reduction(tuple(first_kept), reduction.reduced)
-    second = Reduction(tuple(second_kept), ((parts, outputs),))
-    halves = tile.reduction(outputs, parts, kept_inside=kept_inside(second))
+    work, first, second, last = halves(reduction, parts, device)
     share = _launch(first, device, (block, span_terms, parts), outputs, scaled=False)
-    conclude = _launch(second, device, (*halves[:2], 1), 0, scaled=scaled)
+    conclude = _launch(second, device, last, 0, scaled=scaled)
 
     def call(x: Tensor, out: Tensor, scale: float) -> None:
         shares = work.empty()
