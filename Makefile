@@ -132,6 +132,7 @@ lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/mypy tests/types/calls.py
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.budgets
 	$(STYLE)
 
 docs: $(VENV)/.docs

@@ -1,4 +1,4 @@
-"""Models of image classifiers and an encoder, written from their papers with torch's modules alone.
+"""Models of image classifiers, written from their papers with torch's modules alone.
 
 They have the layers and widths of the published ones, without weights, so that whole models can be timed
 where torchvision isn't installed.
@@ -184,19 +184,3 @@ def convnext() -> nn.Sequential:
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(768), nn.Linear(768, 1000)
     )
-
-
-class Encoder(nn.Module):
-    """A vision transformer: patches of images, six layers, a mean and a head."""
-
-    def __init__(self, width: int = 192, patch: int = 8) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, patch, patch)
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 4 * width, dropout=0.0, activation=nn.GELU(), batch_first=True
-        )
-        self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-        self.head = nn.Linear(width, 1000)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(self.patches(x).flatten(2).transpose(1, 2)).mean(1))

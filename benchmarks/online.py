@@ -1,35 +1,28 @@
-"""Overhead of exploration: 10,000 calls of a new problem.
-
-    python benchmarks/online.py [--case add] [--calls 10000] [--cache FOLDER] [--json] [--output FILE]
+"""Overhead of exploration: ``measured`` runs calls of a new problem, ``test_online.py`` holds it to a limit.
 
 They are compared with two runs of as many calls by torch (policy ``frozen``). The three take turns of ten
 calls, so that drift affects all alike; torch's two runs differ by the noise. Background work slows all
 three, so its time is added to the overhead in full. Short runs are repeated with new sessions, and the
-median counts. With a ``--cache`` that has verdicts, kernels are verified and compiled code is on disk;
-without it, all kernels must be verified. ``--torch`` omits the plugins: only torch's idioms take turns.
+median counts.
 """
 
 from __future__ import annotations
 
-import argparse
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nxcore.choose.learn.budget import ALLOWANCE_S, GRACE_S, Pace
-from nxcore.registry.discovery import discover
 from nxcore.registry.registry import Registry
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import tensors_of
-from nxcore.store.encoding import encoded
 
 BUDGET = 0.05
 ENOUGH_S, ROUNDS = 3.0, 9
@@ -177,33 +170,3 @@ def _spent(operator: Callable[..., Any], args: tuple[Any, ...]) -> float:
     for _ in range(TURN):
         operator(*args)
     return time.perf_counter() - started
-
-
-def main() -> int:
-    """Run the cases and print a line each; 1 if one costs more than its budget."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument("--case", default="", help="only cases whose name begins with this")
-    parser.add_argument("--cache", type=Path, help="the folder of the cache; without it, in memory")
-    parser.add_argument("--torch", action="store_true", help="omit the plugins")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--output", type=Path, help="append JSON lines to a file")
-    options = parser.parse_args()
-    registry = discover(found=()) if options.torch else discover()
-    machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    worst = 0.0
-    for case in (c for c in CASES if c.startswith(options.case)):
-        row = measured(case, options.calls, registry, options.cache)
-        line = encoded(asdict(row) | machine)
-        print(line if options.json else row, flush=True)
-        if options.output:
-            with options.output.open("a", encoding="utf-8") as stream:
-                stream.write(line + "\n")
-        worst = max(worst, row.cost - row.budget)
-    return int(worst > 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

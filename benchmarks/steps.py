@@ -118,7 +118,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "mobilenetv3-small": (models.mobilenet, 4, 96),
     "efficientnet-small": (models.efficientnet, 2, 96),
     "convnext-small": (models.convnext, 2, 64),
-    "encoder-small": (models.Encoder, 4, 64),
 } | {name: (torchvisions(name), 64, 224) for name in TORCHVISION}
 """Name -> constructor, batch, and extent of the images; ``small`` ones are for a CPU."""
 

@@ -2,7 +2,7 @@
 
 The limit holds for the median of several runs, minus the noise between two runs of torch. These runs are too
 short to compile kernels, which keeps the overhead low. In a longer one, torch's idioms are verified and take
-turns. ``benchmarks/online.py`` measures runs that compile kernels.
+turns.
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+"""Budgets that may only fall: ``python -m tests.budgets`` prints what is counted, its budget and its target.
+
+A change that needs more takes it from elsewhere. Who lowers a count lowers its budget in ``BUDGETS`` too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = {"build", ".venv", "__pycache__"}
+
+
+class Budget(NamedTuple):
+    """What is counted, the most that is allowed now, and where it is to end."""
+
+    name: str
+    most: int
+    target: int
+    count: Callable[[], int]
+
+
+def files(pattern: str, *folders: str) -> Iterator[Path]:
+    """Yield the files of folders, without what builds leave."""
+    for folder in folders:
+        for path in (ROOT / folder).rglob(pattern):
+            if path.is_file() and not LEFT_OUT & set(path.parts):
+                yield path
+
+
+def lines(pattern: str, *folders: str) -> int:
+    """Count lines."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files(pattern, *folders))
+
+
+def trees(*folders: str) -> Iterator[ast.Module]:
+    """Yield the syntax of Python's files."""
+    for path in files("*.py", *folders):
+        yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(tree: ast.AST, name: str) -> int:
+    """Count the calls of a name, dotted or not."""
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return sum(ast.unparse(node.func) == name for node in found)
+
+
+def fixed(tree: ast.Module) -> Iterator[ast.expr]:
+    """Yield the values of a module's and of its classes' names, and the defaults of parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for statement in node.body:
+                if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
+                    yield statement.value
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from node.args.defaults
+            yield from (default for default in node.args.kw_defaults if default)
+
+
+def numbers(tree: ast.Module) -> int:
+    """Count the numbers in these, each of a tuple too; 0 and 1 are none."""
+    found = (node for value in fixed(tree) for node in ast.walk(value) if isinstance(node, ast.Constant))
+    return sum(type(node.value) in (int, float) and node.value not in (0, 1) for node in found)
+
+
+def constants(folder: str) -> int:
+    """Count a folder's numeric constants, without those of operators."""
+    kept = (path for path in files("*.py", folder) if (ROOT / "nxcore" / "ops") not in path.parents)
+    return sum(numbers(ast.parse(path.read_text(encoding="utf-8"))) for path in kept)
+
+
+BUDGETS = (
+    Budget(
+        "lines of Python, nxcore/ and plugins/", 93_000, 78_000, lambda: lines("*.py", "nxcore", "plugins")
+    ),
+    Budget("lines of Python, tests/", 68_000, 46_000, lambda: lines("*.py", "tests")),
+    Budget("lines of Python, benchmarks/", 6_000, 6_000, lambda: lines("*.py", "benchmarks")),
+    Budget("lines of pages, docs/", 9_500, 9_500, lambda: lines("*.md", "docs")),
+    Budget("records", 90, 90, lambda: len([*files("*", "benchmarks/results")])),
+    Budget("ContextVars", 16, 8, lambda: sum(calls(t, "ContextVar") for t in trees("nxcore", "plugins"))),
+    Budget("numeric constants, nxcore/ without ops/", 610, 590, lambda: constants("nxcore")),
+    Budget("numeric constants, nxcore/choose", 90, 50, lambda: constants("nxcore/choose")),
+    Budget(
+        "monkeypatch.setattr", 660, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
+    ),
+)
+
+
+def main() -> int:
+    """Print the table; return 1 if a count is above its budget."""
+    counted = [(budget, budget.count()) for budget in BUDGETS]
+    print(f"{'':40} {'now':>8} {'most':>8} {'target':>8}")
+    for budget, now in counted:
+        mark = " too many" if now > budget.most else ""
+        print(f"{budget.name:40} {now:8,} {budget.most:8,} {budget.target:8,}{mark}")
+    return int(any(now > budget.most for budget, now in counted))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
