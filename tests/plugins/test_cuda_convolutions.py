@@ -1,9 +1,7 @@
 """nxcore-cuda's direct convolutions: every tile on the emulator, and what its machine code consists of."""
 
-import json
 import re
 import subprocess
-from pathlib import Path
 
 import nxcore_cuda
 import pytest
@@ -51,37 +49,29 @@ def test_the_shape_alone_chooses_the_tile(side, tile):
     assert all(Floats.of(layer, each).bytes <= MOST for each in candidates(layer))
 
 
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200"
+FASTEST = {
+    32: ("1-4-4-2", "1-4-4-2", "4-2-256"),
+    64: ("1-4-4-2", "1-4-4-2", "4-2-256"),
+    128: ("4-4-4-2", "2-4-4-2", "4-4-256"),
+}
+"""Side -> tile of the result, of the image's and of the filters' gradient: on an H200, of every tile that was
+raced for filters of 3, 5 and 7, the first is the fastest, and the others are within a twentieth of it."""
 
 
 def named(tile):
     return "-".join(map(str, vars(tile).values()))
 
 
-def recorded(name):
-    """Yield the record's cases: side, filter, and the time of each entrant of CUDA C++."""
-    for case in json.loads((RECORDS / f"2026-11-23-{name}-tiles.json").read_text())["cases"]:
-        own = (row for row in case["rows"] if row["entrant"].startswith("cuda"))
-        yield case["side"], case["kernel"], {row["entrant"].split()[1:][-1]: row["us"] for row in own}
-
-
-@for_each(("side", "kernel", "times"), list(recorded("conv2d")))
-def test_the_chosen_tile_is_the_fastest_of_the_record(side, kernel, times):
+@for_each("side", FASTEST)
+@for_each("kernel", [3, 5, 7])
+def test_the_chosen_tiles_are_the_fastest_that_were_measured(side, kernel):
     problem, _ = called(
         torch.empty(2, 4, side, side), torch.empty(8, 4, kernel, kernel), None, 1, kernel // 2
     )
-    assert times[named(choose(Layer.of(problem)))] == min(times.values())
-
-
-@for_each(("side", "kernel", "times"), list(recorded("conv2d-backward")))
-def test_the_tiles_of_gradients_are_within_a_twentieth_of_the_fastest_of_the_record(side, kernel, times):
-    problem, _ = gradients((2, 4, side, side), (kernel, kernel), 8, padding=kernel // 2)
-    (layer,), shape = Layer.turned(problem), Shape.of(problem)
-    # Each entrant has the earlier choice of the other half.
-    image, sums = times[named(choose(layer))], times[named(direct_filters.choose(shape))]
-    best = [min(t for n, t in times.items() if n.count("-") == dashes) for dashes in (3, 2)]
-    assert image <= 1.05 * best[0]
-    assert sums <= 1.05 * best[1]
+    back, _ = gradients((2, 4, side, side), (kernel, kernel), 8, padding=kernel // 2)
+    (layer,), shape = Layer.turned(back), Shape.of(back)
+    chosen = choose(Layer.of(problem)), choose(layer), direct_filters.choose(shape)
+    assert tuple(map(named, chosen)) == FASTEST[side]
 
 
 def test_a_window_that_is_too_large_for_shared_memory_is_declined():
