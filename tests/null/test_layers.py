@@ -232,4 +232,4 @@ def test_there_are_plugins_to_look_at():
 @for_each("path", OPERATORS, ids=lambda p: p.stem)
 def test_an_operator_imports_what_a_plugin_could(path):
     more = {m for m in named(parsed(path)) if not m.startswith("nxcore.ops")}
-    assert more == {"nxcore.plugin"}
+    assert more <= {"nxcore.plugin"}
