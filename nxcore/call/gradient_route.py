@@ -146,6 +146,12 @@ class Crossing:
         """Whether the route is final, unless a pair is measured in the background, which is announced."""
         return self._settled and all(found.over for found in self._explored)
 
+    @property
+    def awaited(self) -> tuple[Exploration, ...]:
+        """The explorations of which torch serves until one begins to race; none where it waits for more."""
+        torchs = self._settled and self._switch.target is self.reference
+        return tuple(found for found in self._explored if not found.over) if torchs else ()
+
     def settle(self, backward: Half) -> None:
         """Choose the route by the backward operator's choice, from now on."""
         if self.beside is not None:
@@ -306,6 +312,11 @@ class Counted:
     def over(self) -> bool:
         """Whether the exploration has ended."""
         return self._explored.over
+
+    @property
+    def awaited(self) -> tuple[Exploration, ...]:
+        """The exploration, while torch serves until it begins to race."""
+        return (self._explored,) if self._switch.target is self._reference and not self.over else ()
 
     def turn(self) -> None:
         """Race while the exploration does."""

@@ -322,12 +322,16 @@ class Operator:
 
     def settled(self, *args: Any, met_rarely: bool = False) -> bool:
         """Return whether torch serves such calls until plans are dropped; ``met_rarely`` where none is."""
-        plan = self.plans.get(self.key(*self.frozen(self.spec.bind(*args))))
-        inner = plan and (autocast.outside(plan) or plan)
+        inner = self.planned(*args)
         if inner is None or not leads_to(inner, self.spec.reference):
             return inner is None and met_rarely
-        # Behind a switch there is an exploration or a crossing, which tell whether they are over.
+        # The owner of a switch, such as an exploration, knows whether it is over.
         return inner is self.spec.reference or bool(getattr(getattr(inner, "of", None), "over", False))
+
+    def planned(self, *args: Any) -> Any:
+        """Return the plan of such calls, without autocast's part; None where there is none."""
+        plan = self.plans.get(self.key(*self.frozen(self.spec.bind(*args))))
+        return plan and (autocast.outside(plan) or plan)
 
     def unusual(self, args: tuple[Any, ...]) -> str:
         """Return why only torch can serve this call; empty if kernels can."""

@@ -2,11 +2,11 @@
 
 A module *rests* while torch serves it: its class is then a sibling whose ``forward`` is torch's function, so
 that a call costs what torch's costs. It rests after ``AFTER`` calls in a row that torch served, if the last
-one is decided, or if no shape of the model's input came back so far, and at once in a mode that has no
-kernel. Where no watch over a model would see that a shape came back, that ``forward`` looks at some
-shapes, and runs torch's. The module wakes, and is looked at again, when its mode
-changes, when its tensors are converted or moved, when plans are dropped, when a preference comes into force,
-and in ``accelerate``. A copy and a pickle are of the class that is awake.
+one is decided, or its kernels are being prepared, or no shape of the model's input came back so far; and at
+once in a mode that has no kernel. Where no watch over a model would see that a shape came back, that
+``forward`` looks at some shapes, and runs torch's. The module wakes, and is looked at again, when its mode
+changes, when its tensors are converted or moved, when plans are dropped, when its kernels begin to race, when
+a preference comes into force, and in ``accelerate``. A copy and a pickle are of the class that is awake.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from nxcore.nn.exchange import (
 from nxcore.nn.lookups import class_is_read, parametrizations_of, traced
 from nxcore.nn.shapes import fit
 
-AFTER = 32
+AFTER = 8
 """Calls in a row that torch serves before a module rests."""
 
 RESTS = f"it rests: torch served {AFTER} calls in a row, and no kernel is faster"
 ROAMS = f"it rests: torch served {AFTER} calls in a row, and no shape of the model's input came back"
+WAITS = f"it rests: torch served {AFTER} calls in a row, and its kernels aren't ready for a race"
 ALONE = f"it rests: torch served {AFTER} calls in a row, and no shape of its input came back"
 IDLES = "it rests: torch serves {}"
 
@@ -78,6 +79,7 @@ _counts: dict[int, dict[Any, int]] = {}
 
 _resting: dict[int, weakref.ref[nn.Module]] = {}
 _reasons: dict[int, str] = {}
+_wakers: dict[int, _Waker] = {}
 _given: set[int] = set()
 
 
@@ -239,8 +241,11 @@ def left(module: nn.Module, *calls: tuple[Operator, tuple[Any, ...]]) -> None:
     own[LEFT] = count % AFTER
     if count < AFTER or PREFERENCE.get() != Preference() or unusual():  # which end with their blocks
         return
-    if all(operator.settled(*args) for operator, args in calls):
+    undecided = [(operator, args) for operator, args in calls if not operator.settled(*args)]
+    if not undecided:
         rest(module)
+    elif all(awaited := [_awaited(operator.planned(*args)) for operator, args in undecided]):
+        _rest_until(module, [exploration for each in awaited for exploration in each])
     elif all(operator.settled(*args, met_rarely=True) for operator, args in calls) and fit():
         if ROAM.get():
             rest(module, ROAMS)
@@ -313,6 +318,34 @@ def rest(module: nn.Module, why: str = "", *, given: bool = False, counting: boo
             _given.add(key)
 
 
+def _awaited(plan: Any) -> tuple[Any, ...]:
+    """Return the explorations until which torch serves a plan's calls; none where it waits for more."""
+    found: tuple[Any, ...] = getattr(getattr(plan, "of", None), "awaited", ())
+    return found
+
+
+class _Waker:
+    """Wakes a module once one of the explorations that it rests for begins to race, or ends."""
+
+    def __init__(self, module: nn.Module, awaited: list[Any]) -> None:
+        self._module, self._awaited = weakref.ref(module), awaited
+
+    def turn(self) -> None:
+        """React to a change of an exploration."""
+        module = self._module()
+        if module is not None and any(found.engaged or found.over for found in self._awaited):
+            look(module)
+
+
+def _rest_until(module: nn.Module, awaited: list[Any]) -> None:
+    """Let torch's ``forward`` serve ``module`` until one of these explorations begins to race."""
+    _wakers[id(module)] = waker = _Waker(module, awaited)
+    for exploration in awaited:  # before the lock: an exploration wakes modules within its own
+        exploration.watch(waker)
+    rest(module, WAITS)
+    waker.turn()  # it may have begun meanwhile
+
+
 def wake(module: nn.Module) -> None:
     """Let the operator serve ``module`` again, if it rests."""
     with EXCHANGING:
@@ -338,6 +371,7 @@ def _drop(key: int) -> None:
     _resting.pop(key, None)
     _counts.pop(key, None)
     _reasons.pop(key, None)
+    _wakers.pop(key, None)
     if key in _given:
         _given.discard(key)
         Changes.woken += 1

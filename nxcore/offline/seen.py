@@ -12,6 +12,7 @@ from torch import nn
 
 from nxcore.choose.pairs import TORCH
 from nxcore.nn.exchange import AWAKE, kind
+from nxcore.nn.served import WAITS
 from nxcore.offline import survey
 from nxcore.offline.fitting import fits
 from nxcore.session import Session
@@ -137,7 +138,8 @@ def rows_of(
     for name, cls in replaced.items():
         module = modules[name]
         if why := getattr(module, "reason", ""):
-            found[name] = Row(name, cls, "rests" if kind(module) in AWAKE else "torch", (), why, gain=1.0)
+            state: State = "learning" if why == WAITS else "rests" if kind(module) in AWAKE else "torch"
+            found[name] = Row(name, cls, state, (), why, gain=None if why == WAITS else 1.0)
         elif seen is None:
             own = [problem for facts, problem in known if fits(module, facts)]
             found[name] = replace(_by_process(session, name, cls, own), watched=watched)

@@ -14,9 +14,10 @@ from torch.nn.utils import parametrizations
 
 import nxcore
 from nxcore import context
+from nxcore.choose.learn.exploration import Piece
 from nxcore.nn import modules, sequential, served
 from nxcore.nn.exchange import ROAMING, kind
-from nxcore.nn.served import AFTER, ALONE, AWAKE, EACH, RESTING, SEEN, awake
+from nxcore.nn.served import AFTER, ALONE, AWAKE, EACH, RESTING, RESTS, SEEN, WAITS, awake
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.conftest import OPERATORS
@@ -119,10 +120,47 @@ def test_what_a_kernel_serves_does_not_rest(name: str, monkeypatch: pytest.Monke
     assert kind(module) in RESTING
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_while_its_kernels_are_prepared_a_module_rests(
+    gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the tenth call on; it wakes when the race begins, which is in its calls."""
+    session = Session(Settings(), fakes.registry(fakes.backend()))
+    serve_by(session, monkeypatch)
+    jobs: list[Callable[[], None]] = []
+    monkeypatch.setattr(session.chooser.learner.preparing, "add", lambda run, _heat=0.0: jobs.append(run))
+    norm = nn.BatchNorm2d(4)
+    nxcore.accelerate(norm, watch=False)
+    x = torch.randn(2, 4, 8, 8, requires_grad=gradients)
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            out = norm(x)
+            if gradients:
+                out.sum().backward()
+
+    with torch.set_grad_enabled(gradients):
+        step(4 * AFTER)
+        assert rests(norm)
+        assert norm.reason == WAITS
+        assert jobs, "its kernels are to be prepared"
+        explorations = session.chooser.explorations()
+        for found in explorations:
+            found.begin(lambda _: Piece(over=False))
+        assert not rests(norm)
+        step(1)
+        for found in explorations:
+            found.end(found.reference)
+        step(2 * AFTER)
+        assert rests(norm)
+        assert norm.reason == RESTS
+
+
 def test_what_may_still_change_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(Settings(policy="online"), fakes.registry(fakes.backend()))
     serve_by(session, monkeypatch)
     monkeypatch.setattr(served.Operator, "settled", lambda *_, **__: False)
+    monkeypatch.setattr(served.Operator, "planned", lambda *_: None)
     pool = nn.MaxPool2d(2)
     nxcore.accelerate(pool)
     call(pool, 2 * AFTER)

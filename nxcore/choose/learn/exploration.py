@@ -160,6 +160,11 @@ class Exploration:
         return self.serve not in (self.reference, self._steps[0])
 
     @property
+    def awaited(self) -> tuple[Exploration, ...]:
+        """Itself while torch serves until it begins to race, or ends."""
+        return (self,) if self.serve is self.reference and not self.over else ()
+
+    @property
     def progress(self) -> str:
         """How far it is, as words."""
         if not self.known:

@@ -14,8 +14,8 @@ import torch
 from nxcore.choose.contenders import AGAIN, timed
 from nxcore.measure import busy, load
 from nxcore.measure.decision import Candidate, Decision, decide
-from nxcore.measure.load import Load, Reading, Unread, at_start, limits_us
-from nxcore.measure.race import Effort, Race, race
+from nxcore.measure.load import Load, Reading, Unread, at_start, limits_us, load_of
+from nxcore.measure.race import Effort, race
 from nxcore.spec.spec import Cost
 from tests.null.fakes import Clock
 
@@ -144,11 +144,12 @@ def test_times_that_the_bytes_do_not_allow_give_no_verdict(monkeypatch):
 
 
 def test_a_race_on_a_clock_of_its_own_or_of_a_device_reads_no_load():
-    assert isinstance(Race({"torch": lambda: None}, CPU, clock=Clock())._load, Unread)
-    real = Race({"torch": lambda: None}, CPU)
-    assert not isinstance(real._load, Unread)
+    assert isinstance(load_of("cpu", Clock()), Unread)
+    assert isinstance(load_of("cuda", time.perf_counter_ns), Unread)
+    real = load_of("cpu", time.perf_counter_ns)
+    assert not isinstance(real, Unread)
     assert at_start().startswith("the load was ")
-    assert real._load.at_start == f"; {at_start()}"
+    assert real.at_start == f"; {at_start()}"
 
 
 def test_what_threads_wait_is_read_from_the_system(tmp_path):
@@ -202,7 +203,7 @@ def test_beside_four_busy_processes_no_verdict_is_wrong():
             (twice, once, "other"),
             (once, twice, "torch"),
         ) * 3:
-            times = race({"torch": torchs, "other": other}, CPU, again=AGAIN, effort=effort)
+            times = race({"torch": torchs, "other": other}, CPU, again=AGAIN, effort=effort, load=Load())
             rows = [Candidate("torch", "torch"), Candidate("other", "other")]
             found.append((right, busy.judged(decide(timed(rows, times), times[AGAIN]))))
     finally:
