@@ -42,7 +42,7 @@ CHANGES = {
 }
 
 
-@for_each("what", CHANGES)
+@pytest.mark.parametrize("what", CHANGES)
 def test_a_module_that_has_changed_is_run(pair, what):
     kept = [copy.copy(m) for m in pair.module.modules()]  # so that nothing lies in its place
     for module in (pair.plain, pair.module):

@@ -226,7 +226,7 @@ WAKES: dict[str, Callable[[nn.Module, Any], Any]] = {
 }
 
 
-@for_each("what", WAKES)
+@pytest.mark.parametrize("what", WAKES)
 def test_it_is_looked_at_again_when_its_decision_may_not_hold(
     what: str, resting: nn.Module, torchs: Session
 ) -> None:

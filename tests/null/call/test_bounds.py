@@ -19,7 +19,6 @@ from nxcore.store import files
 from nxcore.store.files import Store
 from tests.null import fakes
 from tests.stand_ins import stand_in
-from tests.table import for_each
 
 operator_has = stand_in(operator)
 
@@ -52,7 +51,9 @@ def meet(op, start, times):
 
 
 @pytest.mark.slow
-@for_each(("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)])
+@pytest.mark.parametrize(
+    ("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)]
+)
 def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy, times):
     session = Session(Settings(policy=policy), fakes.registry(fakes.backend()), fakes.QUICK)
     op = session.op("sum")

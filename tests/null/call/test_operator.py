@@ -95,7 +95,7 @@ NEAR = {
 }
 
 
-@for_each("what", NEAR)
+@pytest.mark.parametrize("what", NEAR)
 def test_a_third_call_is_near(session, monkeypatch, what):
     op = session.op(what.partition(" ")[0])
     for _ in range(2):
@@ -332,7 +332,7 @@ def test_what_is_unusual_is_torchs_and_right(what, warm):
         assert kernel.count == before
 
 
-@for_each("what", UNUSUAL)
+@pytest.mark.parametrize("what", UNUSUAL)
 def test_what_is_unusual_is_refused_where_one_backend_was_asked_for(session, what):
     call, reason = UNUSUAL[what]
     with pytest.raises(

@@ -9,7 +9,6 @@ import nxcore
 from nxcore.context import PREFERENCE, TRACED, Preference
 from tests.null import fakes
 from tests.null.interop.test_library import compiled, nodes
-from tests.table import for_each
 
 
 def test_an_operator_found_inside_the_function_is_the_same(monkeypatch, as_default):
@@ -43,7 +42,7 @@ def preferring(block, call):
         return call()
 
 
-@for_each("form", FORMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_an_operator_is_looked_up_in_every_form(session, monkeypatch, form):
     monkeypatch.delitem(vars(nxcore.ops), "add", raising=False)
     x = torch.ones(5)

@@ -19,7 +19,6 @@ from nxcore.settings import Settings
 from nxcore.spec.origin import installing
 from tests.null import fakes
 from tests.stand_ins import stand_in
-from tests.table import for_each
 
 native_has = stand_in(native)
 
@@ -139,7 +138,7 @@ CHANGES = {
 
 
 @COMPILED
-@for_each("what", CHANGES)
+@pytest.mark.parametrize("what", CHANGES)
 def test_another_call_goes_to_python(op, path, monkeypatch, what):
     for _ in range(2):
         op(X, X)

@@ -180,7 +180,7 @@ def test_a_strict_backend_and_a_preference_measure_and_keep_nothing(machine):
     assert list(session.wisdom.pages(X.device)) == []
 
 
-@for_each(
+@pytest.mark.parametrize(
     "change",
     [
         {"decision": None},

@@ -8,7 +8,6 @@ import pytest
 from nxcore.trust.closure import Sources, digest
 from nxcore.trust.device_code import normalised
 from nxcore.trust.syntax import APART, Spelt
-from tests.table import for_each
 
 FILES = {
     "__init__.py": "from mine.planner import plan\n",
@@ -100,14 +99,14 @@ def edit(folder, name, was, now):
     (folder / name).write_text(text.replace(was, now))
 
 
-@for_each("edited", ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize("edited", ALIKE.values(), ids=ALIKE)
 def test_what_runs_alike_has_the_same_digest(package, edited):
     before = identity(package)
     edit(package, *edited)
     assert identity(package) == before
 
 
-@for_each("edited", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("edited", OTHERS.values(), ids=OTHERS)
 def test_what_runs_otherwise_has_another(package, edited):
     before = identity(package)
     edit(package, *edited)

@@ -16,7 +16,6 @@ from nxcore.trust import quarantine
 from nxcore.trust.quarantine import DAY, STRIKES, TERM, Quarantine
 from nxcore.trust.suspect import Suspect
 from tests.stand_ins import stand_in
-from tests.table import for_each
 
 time_has = stand_in(time)
 
@@ -54,7 +53,7 @@ def test_an_entry_refuses_its_kernel_and_says_why_until_when_and_how_to_lift_it(
     assert refusal == f"quarantined until {until} (wrong): NaN must stand; {lift} lifts it"
 
 
-@for_each("what", OTHERS)
+@pytest.mark.parametrize("what", OTHERS)
 def test_another_one_is_not_refused(store, what):
     found = Quarantine(store)
     found.add(SUSPECT, "wrong", "zeros")
@@ -91,7 +90,9 @@ def test_the_last_strike_puts_a_kernel_away_and_one_problem_counts_once(store):
     assert "RuntimeError: no" in found.refusal(SUSPECT).reason
 
 
-@for_each(("how", "left"), [({}, 0), ({"op": "add"}, 1), ({"kernel": "other"}, 2), ({"op": "mul"}, 3)])
+@pytest.mark.parametrize(
+    ("how", "left"), [({}, 0), ({"op": "add"}, 1), ({"kernel": "other"}, 2), ({"op": "mul"}, 3)]
+)
 def test_clearing_lifts_what_was_named_for_good(store, how, left):
     found = Quarantine(store)
     for who in (SUSPECT, OTHERS["kernel"], OTHERS["operator"]):
@@ -100,7 +101,7 @@ def test_clearing_lifts_what_was_named_for_good(store, how, left):
     assert len(lifted) == 3 - left == 3 - len(list(found)) == 3 - len(list(Quarantine(store)))
 
 
-@for_each(
+@pytest.mark.parametrize(
     "document",
     [{}, {"op": 3}, {"kind": "loved"}, {"until": "tomorrow"}, {"facts": []}, {"more": 1}, {"op": "sum"}],
     ids=str,
@@ -228,8 +229,8 @@ def test_a_note_of_another_host_is_believed_for_a_day(store, age, count):
     assert len(Quarantine(store).doubts) == count
 
 
-@for_each("pid", [10**18, -1, 0, 1.5, "1"])
-@for_each("since", [1e300, -1.0, float("inf"), "now"])
+@pytest.mark.parametrize("pid", [10**18, -1, 0, 1.5, "1"])
+@pytest.mark.parametrize("since", [1e300, -1.0, float("inf"), "now"])
 def test_a_note_of_no_process_is_dropped(store, pid, since):
     store.write("journal", place(pid), note(since=since))
     Quarantine(store)
