@@ -77,7 +77,7 @@ def check(x: Any) -> None:
 
 
 def outputs(x: Any) -> TensorMeta:
-    """Describe the means."""
+    """Describe one value for each channel."""
     return laid_out((*x.shape[:-2], 1, 1), memory_format(x), x.dtype, x.device)
 
 

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.ops.global_avg_pool2d import ERRORS, check, cost, each_channel, require_pooled
+from nxcore.ops.amax import mirror
+from nxcore.ops.global_avg_pool2d import ERRORS, check, cost, each_channel, outputs, require_pooled
 from nxcore.ops.global_avg_pool2d import SAMPLES as POOL_SAMPLES
+from nxcore.ops.global_avg_pool2d import reference as mean_of_each
 from nxcore.ops.max_pool2d import IMAGE_SIZE, MEMORY_FORMAT, ways
 from nxcore.plugin import (
     DEGENERATE,
@@ -47,23 +49,9 @@ NUMBERED = 2**31
 """Fewer pixels than these are numbered in an int32."""
 
 
+@mirror(mean_of_each)
 def reference(x: Tensor) -> Tensor:
     """Return the largest element of each channel.
-
-    Parameters
-    ----------
-    x : Tensor
-        Shape (N, C, H, W) or (C, H, W), floating, any strides.
-
-    Returns
-    -------
-    Tensor
-        Shape (N, C, 1, 1) or (C, 1, 1), row-major, dtype of ``x``.
-
-    Raises
-    ------
-    InvalidInputError
-        If ``x`` isn't an image.
 
     Examples
     --------
@@ -94,11 +82,6 @@ SAMPLES = (
     Sample("rows_apart", (rand(2, 3, 37, 5, layout="transposed"),)),
     Sample("ties", (rand(2, 3, 6, 7, values="zeros"),), tags=DEGENERATE),
 )
-
-
-def outputs(x: Any) -> TensorMeta:
-    """Describe the maxima."""
-    return laid_out((*x.shape[:-2], 1, 1), memory_format(x), x.dtype, x.device)
 
 
 SPEC = OpSpec(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.ops.amax import mirror
 from nxcore.ops.softmax_sum import SPEC as SOFTMAX_SUM
 from nxcore.ops.softmax_sum import accumulator, blend, blend_by_einsum, blend_in_place, check_candidates
 from nxcore.ops.softmax_sum_backward import (
@@ -31,6 +32,7 @@ from nxcore.ops.softmax_sum_backward import (
     wanted,
 )
 from nxcore.ops.softmax_sum_backward import SPEC as SOFTMAX_SUM_BACKWARD
+from nxcore.ops.softmax_sum_backward import reference as gradients_of_softmax_sum
 from nxcore.plugin import SAME, Gradient, OpSpec, Param, Sample, backward_of, is_tensor
 
 
@@ -133,6 +135,10 @@ def _contract(
     return grads, None if dots is None else dots.to(weights.dtype)
 
 
+@mirror(
+    gradients_of_softmax_sum,
+    {"softmax_sum": "weighted_sum", "logits": "weights", "logits_grad": "weights_grad"},
+)
 def gradient(
     grad: Tensor,
     xs: Sequence[Tensor] | Tensor,
@@ -140,28 +146,6 @@ def gradient(
     output_mask: tuple[bool, ...] | None = None,
 ) -> Result:
     """Return the gradients of ``weighted_sum``, accumulating in float32 or wider.
-
-    Parameters
-    ----------
-    grad : Tensor
-        The gradient of the output, shape S.
-    xs, weights
-        As in ``weighted_sum``.
-    output_mask : tuple of bool, optional
-        Which gradients to compute: one entry for each candidate (one for a stacked tensor), then one
-        for the weights. All by default; the others are None.
-
-    Returns
-    -------
-    xs_grad : tuple of Tensor, or Tensor
-        As ``xs``: shape S each, or (N, *S); dtype of ``xs``, memory format of ``grad``.
-    weights_grad : Tensor
-        Shape (N,), dtype of ``weights``.
-
-    Raises
-    ------
-    InvalidInputError
-        As ``weighted_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
 
     Examples
     --------
