@@ -73,15 +73,13 @@ class Rota:
     @property
     def turns(self) -> list[Turn]:
         """The problems, audited longest ago first."""
-        found = [(number, ref()) for number, ref in tuple(self._order.items())]
-        for number in [number for number, turn in found if turn is None]:
-            self._order.pop(number, None)
-        return [turn for _, turn in found if turn is not None]
+        return [turn for ref in tuple(self._order.values()) if (turn := ref()) is not None]
 
     def enter(self, turn: Turn) -> None:
         """Let a problem take turns: the last one, for now."""
-        self._order.pop(id(turn), None)
-        self._order[id(turn)] = weakref.ref(turn)
+        number, order = id(turn), self._order
+        order.pop(number, None)
+        order[number] = weakref.ref(turn, lambda _: order.pop(number, None))
 
     def takes(self, turn: Turn) -> bool:
         """Return whether this call of a watched problem is audited."""
