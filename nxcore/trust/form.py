@@ -12,7 +12,7 @@ from nxcore.interop.internals import is_view
 from nxcore.spec.problem import TensorMeta, leaves
 
 ALIGNED = 512
-"""The most bytes between two results that are parts of one allocation."""
+"""The most bytes behind each result where several are parts of one allocation."""
 
 
 class Form(NamedTuple):
@@ -75,15 +75,15 @@ def marked(tensor: Tensor, *, inference: bool = False) -> str:
 def misstored(results: Sequence[Tensor], likes: Sequence[Form]) -> str:
     """Return which result is a part of more memory than the results of the call; empty if none is."""
     pairs = [(tensor, like) for tensor, like in zip(results, likes, strict=True) if tensor.numel()]
-    needed: dict[int, int] = {}
+    parts: dict[int, list[int]] = {}
     for tensor, _ in pairs:
         at = tensor.untyped_storage().data_ptr()
-        needed[at] = needed.get(at, 0) + _extent(tensor) * tensor.element_size()
-    shared = len(pairs) - len(needed)
+        parts.setdefault(at, []).append(_extent(tensor) * tensor.element_size())
     for tensor, like in pairs:
         storage = tensor.untyped_storage()
-        more = storage.nbytes() - needed[storage.data_ptr()]
-        if not like.views and more > ALIGNED * shared:
+        own = parts[storage.data_ptr()]
+        most = sum(own) + (ALIGNED * len(own) if len(own) > 1 else 0)
+        if not like.views and storage.nbytes() > most:
             return f"a result must have memory of its own size, got one of {storage.nbytes()} bytes"
     return ""
 

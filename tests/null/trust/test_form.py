@@ -43,3 +43,14 @@ def test_the_strides_of_size_one_and_of_nothing_mean_nothing():
     assert misformed(torch.empty_strided((0, 3), (9, 1)), form(torch.empty(0, 3))) == ""
     assert "strides" in misformed(torch.empty(3, 4).t(), form(torch.empty(4, 3)))
     assert "must be 2 results, got 1 results" in misformed((X,), form((X, X)))
+
+
+def test_each_part_of_one_allocation_may_be_aligned():
+    """Also the last: what lies behind it is the allocation's."""
+    count, numbers, aligned = 4, 387, 512
+    one = torch.zeros(count * aligned)
+    parts = tuple(one[i * aligned : i * aligned + numbers] for i in range(count))
+    like = form(tuple(torch.zeros(numbers) for _ in parts))
+    assert misformed(parts, like) == ""
+    assert "memory of its own size" in misformed(parts[:1], like[:1])
+    assert "memory of its own size" in misformed(parts[:2], like[:2])
