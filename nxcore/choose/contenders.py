@@ -240,23 +240,24 @@ def try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) 
     with torch.no_grad():
         result = call(*private_out(problem, args))
     if not problem.writes:  # otherwise the caller provides the memory
-        check_result(result, problem)
+        check_result(result, problem, args)
 
 
-def check_result(result: Any, problem: Problem) -> None:
-    """Check that a result has torch's shapes, dtypes and strides.
+def check_result(result: Any, problem: Problem, args: tuple[Any, ...]) -> None:
+    """Check that a result has torch's shapes, dtypes and strides, and nothing that torch's hasn't.
 
     Raises
     ------
     VerificationError
         If it differs; the message names both.
     """
+    inputs = {t.data_ptr() for t in leaves(args)}
     for i, (got, like) in enumerate(zip(tuple(leaves(result)), leaves_of(problem.outputs), strict=True)):
         came = TensorMeta.of(got)
         # The reference may return a view with another layout.
         if not _alike(came, like) and not _alike(came, leaves_of(problem.outputs_by(1))[i]):
             raise VerificationError(f"its result must be {like} as torch's, got {came}")
-        if why := marked(got):
+        if why := marked(got, views=got.data_ptr() in inputs):
             raise VerificationError(f"{why}, as torch's hasn't")
 
 

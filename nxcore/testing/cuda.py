@@ -11,8 +11,8 @@ from torch import Tensor
 from nxcore.interop import internals
 from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Cell, Declined, Inapplicable
-from nxcore.testing.memory import each, poison, span
 from nxcore.testing.rules import Rule
+from nxcore.trust.memory import each, poison, span
 from nxcore.trust.truth import Truth, without_out
 
 CYCLES = 50_000_000

@@ -19,18 +19,18 @@ from nxcore.spec.layout import overlaps
 from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, modest
-from nxcore.testing.memory import Guarded, Walled, each, in_form, poison, same_bits
+from nxcore.testing.memory import in_form
 from nxcore.testing.opcheck import passes_opcheck
 from nxcore.testing.process import leaves_the_process_alone
+from nxcore.trust.memory import Guarded, Walled, each, poison, same_bits
 from nxcore.trust.state import UNCHANGED
 from nxcore.trust.truth import Truth, agreement, without_out
 
 Rule = Callable[[Cell], float | None]
 
-REPEATS, PATIENCE = 10, 2.0
-PROMPT_MS, WAITING_MS = 5.0, 100.0
-"""Bounds on a repeated call: milliseconds of this thread's own time, and in all. Compiling or planning takes
-longer than the first. The second is larger, because a busy machine keeps a kernel's threads waiting."""
+REPEATS, PATIENCE, PROMPT_MS, WAITING_MS = 10, 2.0, 5.0, 100.0
+"""The last two bound a repeated call: milliseconds of this thread's own time, and in all. Compiling or
+planning takes longer than the first. The second is larger, because a busy machine keeps threads waiting."""
 
 
 def agrees_with_float64(cell: Cell) -> float:

@@ -24,8 +24,8 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import leaves
 from nxcore.testing.cell import Broken, Cell, Inapplicable
-from nxcore.testing.memory import each
 from nxcore.testing.rules import Rule
+from nxcore.trust.memory import each
 from nxcore.trust.truth import without_out
 
 TOLERANCE = 2e-3

@@ -24,7 +24,7 @@ class Form(NamedTuple):
     inference : bool
         Whether it is an inference tensor.
     views : bool
-        Whether it may be a part of other memory.
+        Whether it may be a part of other memory: it is a view, or shares memory with an input.
     """
 
     meta: TensorMeta
@@ -32,13 +32,18 @@ class Form(NamedTuple):
     views: bool = False
 
 
-def form(result: Any) -> Any:
-    """Return ``result`` with a ``Form`` in place of each tensor or description of one."""
+def form(result: Any, inputs: Sequence[tuple[int, int]] = ()) -> Any:
+    """Return ``result`` with a ``Form`` in place of each tensor or description of one.
+
+    ``inputs`` are the ``spans`` of the arguments.
+    """
     if isinstance(result, Tensor):
-        return Form(TensorMeta.of(result), result.is_inference(), is_view(result))
+        return Form(
+            TensorMeta.of(result), result.is_inference(), is_view(result) or meet(spans([result]), inputs)
+        )
     if isinstance(result, TensorMeta):
         return Form(result)
-    return tuple(map(form, result)) if isinstance(result, tuple | list) else result
+    return tuple(form(each, inputs) for each in result) if isinstance(result, tuple | list) else result
 
 
 def misformed(result: Any, like: Any) -> str:
@@ -58,12 +63,13 @@ def _forms(like: Any) -> Iterator[Form]:
             yield from _forms(each)
 
 
-def marked(tensor: Tensor, *, inference: bool = False) -> str:
+def marked(tensor: Tensor, *, inference: bool = False, views: bool = False) -> str:
     """Return what a result has that torch's own has not; empty if nothing.
 
-    It is computed without gradients, and is an inference tensor only within the mode, or if torch's is.
+    It is computed without gradients, and is an inference tensor only within the mode, or if torch's is. One
+    that is an input may require a gradient as this does.
     """
-    if tensor.requires_grad or tensor.grad_fn is not None:
+    if tensor.grad_fn is not None or (tensor.requires_grad and not views):
         return "a result must not require a gradient"
     if tensor.is_inference() and not (inference or torch.is_inference_mode_enabled()):
         return "a result must not be an inference tensor outside of inference mode"
@@ -97,7 +103,7 @@ def _misformed(result: Any, like: Any) -> str:
         return "" if result is like or result == like else f"must be {like}, got {_kind(result)}"
     if type(result) is not Tensor or result.layout is not torch.strided:
         return f"must be a plain tensor, got {_kind(result)}"
-    like, inference = like.meta, like.inference
+    like, inference, views = like
     for what, wanted, came in (
         ("device", like.device, result.device),
         ("dtype", like.dtype, result.dtype),
@@ -109,7 +115,7 @@ def _misformed(result: Any, like: Any) -> str:
         strides = TensorMeta.of(result).strides_of_extent
         if strides != like.strides_of_extent:
             return f"strides must be torch's {like.strides}, got {result.stride()}"
-    return marked(result, inference=inference)
+    return marked(result, inference=inference, views=views)
 
 
 def _kind(value: Any) -> str:

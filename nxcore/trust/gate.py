@@ -35,6 +35,7 @@ from nxcore.spec.sample import Sample
 from nxcore.spec.shortage import shortage
 from nxcore.store.files import Store
 from nxcore.trust import fingerprint, trial
+from nxcore.trust.conditions import unheld, varied, whole
 from nxcore.trust.identity import Identities, Identity
 from nxcore.trust.quarantine import Quarantine, Quarantined
 from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, renumbered, sampled, what_first
@@ -266,6 +267,10 @@ class Gate:
                     ):
                         why = "new numbers at the same addresses gave the old result"
                         return _wrong(sample, why, found.error)
+                    if found.ok and first and whole(spec, args):
+                        of_sample = spec.name, sample.name, device, dtype, self.registry
+                        if why := unheld(call, args, truth, None if errors else varied(*of_sample)):
+                            return _wrong(sample, why, found.error)
                 except UncompiledError:
                     raise
                 except Exception as failure:

@@ -30,7 +30,7 @@ from nxcore.errors import VerificationError
 from nxcore.spec.precision import SHARE
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
-from nxcore.trust.form import form, misformed
+from nxcore.trust.form import form, misformed, spans
 from nxcore.trust.state import UNCHANGED, State, disturbance
 
 ACCUMULATOR = 2.0**-24
@@ -339,7 +339,11 @@ def agreement(
     if out is not None and (not isinstance(result, Tensor) or result.data_ptr() != out.data_ptr()):
         return Agreement(False, float("inf"), "out must be written and returned")
     found = truth.judge(result, laid_out=out is None)
-    if found.ok and out is None and (why := misformed(tuple(leaves(result)), form(truth.torch))):
+    if (
+        found.ok
+        and out is None
+        and (why := misformed(tuple(leaves(result)), form(truth.torch, spans(list(leaves(inputs))))))
+    ):
         return Agreement(False, float("inf"), why)
     return found
 

@@ -17,7 +17,7 @@ from nxcore.settings import Settings
 from nxcore.spec.device import synchronize
 from nxcore.spec.layout import overlaps
 from nxcore.spec.problem import Problem, TensorMeta, leaves
-from nxcore.testing.memory import poison
+from nxcore.trust.memory import poison
 from nxcore.trust.truth import Truth, agreement, without_out
 
 pytestmark = pytest.mark.gpu

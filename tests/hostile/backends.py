@@ -23,7 +23,7 @@ from nxcore.registry.registry import Registry
 from nxcore.spec.kernel import Backend
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
-from nxcore.testing.memory import each
+from nxcore.trust.memory import each
 from nxcore.trust.truth import without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS

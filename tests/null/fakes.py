@@ -22,9 +22,10 @@ from nxcore.registry.registry import Registry, Source
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.kernel import YES, Backend, Kernel, Verdict
-from nxcore.spec.problem import TensorMeta
+from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.sample import Sample, rand
 from nxcore.spec.spec import OpSpec, Param
+from nxcore.trust.conditions import variants, whole
 from nxcore.trust.identity import Identities, Identity
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
@@ -43,6 +44,16 @@ def one_shape(spec: OpSpec) -> bool:
 def modest(spec: OpSpec) -> list[Sample]:
     """Return the samples that need little time and memory."""
     return [s for s in spec.samples if not {"bench", "huge"} & s.tags]
+
+
+def verified_runs(op: str, dtype: torch.dtype = torch.float32) -> int:
+    """Return how often the gate runs a kernel that is right."""
+    spec = SPECS[op]
+    smoke = [s.build(spec, "cpu", dtype) for s in spec.tagged("smoke")]
+    others = variants(spec, smoke[0], Problem.of(spec, smoke[0]))
+    moved = sum(whole(spec, args) for args in smoke)
+    # The first with other numbers, in a thread, in inference mode, and varied.
+    return len(smoke) + moved + 2 + 2 + len(others)
 
 
 class Clock:

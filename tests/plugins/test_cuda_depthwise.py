@@ -7,6 +7,7 @@ import torch
 
 import nxcore.ops
 from nxcore.spec.problem import Problem
+from nxcore.trust.memory import Walled
 from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
@@ -151,3 +152,14 @@ class TestHost:
     @pytest.mark.parametrize(("chunks", "channels"), [(1, 1), (3, 1000), (784, 64), (25, 16), (100_000, 1)])
     def test_share(self, chunks, channels):
         assert 1 <= depthwise.share(chunks, channels, 4) <= chunks
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("moved", [0, 1])
+def test_rows_of_whole_vectors_at_an_odd_address(moved, dtype):
+    """The launch for any address takes strips of other columns, and was given the count of the vectors'."""
+    args = list(forward((2, 4, 9, 16), 3, 1, 1, 1, dtype=dtype))
+    call = planner("depthwise_conv2d").plan(Problem.of(SPECS["depthwise_conv2d"], tuple(args)))
+    args[moved] = Walled(args[moved], 1, 3.0).tensor
+    found = agreement(call, SPECS["depthwise_conv2d"], tuple(args))
+    assert found.ok, found.reason

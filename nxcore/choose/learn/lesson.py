@@ -353,7 +353,7 @@ class Lesson:
         watch = watches.watch(entry.backend, entry.kernel, call, problem) if watches.on else None
         try:
             with self._tuner.gate.watched(suspect, problem.device, f"its first run on {problem}", problem):
-                check_result(watch.inspected(args, audit=True) if watch else call(*args), problem)
+                check_result(watch.inspected(args, audit=True) if watch else call(*args), problem, args)
         except DeviceLostError:
             raise
         except FOREIGN as error:

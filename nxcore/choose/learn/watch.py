@@ -331,7 +331,7 @@ class Watch:
         given = self._inputs(args)
         native = self.problem.spec.reference(*given)
         inputs = spans(list(leaves(given)))
-        self._like = form(native)
+        self._like = form(native, inputs)
         self._shared |= {i for i, t in enumerate(leaves(native)) if meet(spans([t]), inputs)}
         return native
 

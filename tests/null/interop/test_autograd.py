@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nxcore.interop.autograd import Differentiable
 from nxcore.spec.problem import Problem
-from nxcore.testing.memory import each
+from nxcore.trust.memory import each
 from tests.null import fakes
 from tests.table import for_each
 

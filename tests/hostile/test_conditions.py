@@ -1,0 +1,114 @@
+"""A kernel that is wrong under one condition alone, which no key has, is convicted before it serves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from nxcore.testing import examine
+from nxcore.trust.conditions import variants
+from nxcore.trust.truth import Truth
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+MAIN = threading.main_thread()
+
+WRONG = {
+    "unaligned": lambda x, y, alpha: x.data_ptr() % 16 != 0,
+    "an offset": lambda x, y, alpha: x.storage_offset() > 0,
+    "an offset of one": lambda x, y, alpha: x.storage_offset() == 1,
+    "second unaligned": lambda x, y, alpha: torch.is_tensor(y) and y.data_ptr() % 16 != 0,
+    "aliased": lambda x, y, alpha: x is y,
+    "one address": lambda x, y, alpha: torch.is_tensor(y) and x.data_ptr() == y.data_ptr(),
+    "thread": lambda x, y, alpha: threading.current_thread() is not MAIN,
+    "inference": lambda x, y, alpha: torch.is_inference_mode_enabled(),
+    "needs a gradient": lambda x, y, alpha: x.requires_grad,
+    "large number": lambda x, y, alpha: abs(alpha) > 1000,
+    "small number": lambda x, y, alpha: abs(alpha) < 1e-3,
+}
+"""When a kernel of ``add`` is wrong."""
+
+
+def hostile(when):
+    def call(x, y, alpha, out):
+        right = SPECS["add"].reference(x, y, alpha, out)
+        return right + right.abs() + 1 if right.numel() and when(x, y, alpha) else right
+
+    return fakes.backend("hostile", fakes.kernel("add", call))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", WRONG)
+def test_the_gate_convicts_it_before_it_serves(name, dtype):
+    session, x = fakes.session(hostile(WRONG[name])), torch.randn(4, 30, dtype=dtype)
+    with session.use("hostile"):
+        assert torch.equal(session.op("add")(x, x), x + x)
+    (entry,) = session.gate.quarantine
+    assert entry.kind == "wrong"
+
+
+def test_what_is_right_under_all_of_them_serves():
+    session, x = fakes.session(hostile(lambda *_: False)), torch.randn(4, 30)
+    with session.use("hostile"):
+        session.op("add")(x, x)
+    assert not list(session.gate.quarantine)
+    assert session.explain("add", x, x).decision["hostile"].refusal is None
+
+
+def beside_an_input(x, dim, keepdim):
+    result = SPECS["sum"].reference(x, dim, keepdim)
+    if x.storage_offset():
+        x.as_strided((1,), (1,), x.storage_offset() - 1).zero_()
+    return result
+
+
+def beside_a_result(x, dim, keepdim):
+    right = SPECS["sum"].reference(x, dim, keepdim)
+    result = torch.empty_like(right).copy_(right)
+    size = result.untyped_storage().nbytes() // result.element_size()
+    if size > result.storage_offset() + result.numel():
+        result.as_strided((1,), (1,), result.storage_offset() + result.numel()).zero_()
+    return result
+
+
+def unwritten(x, dim, keepdim):
+    """Leave what is 0 to memory that happens to hold zeros."""
+    right = SPECS["sum"].reference(x, dim, keepdim)
+    found = torch.empty_like(right)
+    return found.copy_(torch.where(found.isnan(), found, right)) if found.is_floating_point() else right
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (beside_an_input, "an input must be left unchanged, and the memory beside it"),
+        (beside_a_result, "memory beside a result must be left unchanged"),
+        (unwritten, "NaN must be where the reference has NaN"),
+    ],
+)
+def test_memory_beside_and_memory_that_was_not_written(call, why):
+    session, x = fakes.session(fakes.backend("hostile", fakes.kernel("sum", call))), torch.randn(4, 30)
+    with session.use("hostile"):
+        torch.testing.assert_close(session.op("sum")(x, 1), x.sum(1))
+    (entry,) = session.gate.quarantine
+    assert why in entry.reason
+
+
+def test_the_kit_refuses_them_by_rules_of_its_own():
+    (row,) = examine(fakes.registry(hostile(WRONG["unaligned"])), ops=["add"], dtypes=["float32"])
+    assert "reads_moved_data" in row.rules
+
+
+@pytest.mark.parametrize("op", sorted(SPECS))
+def test_torchs_own_is_right_on_every_variant(op):
+    """Constrained tensors, such as indices, are never one with another; numbers keep their type."""
+    from nxcore.spec.problem import Problem
+
+    spec = SPECS[op]
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, "cpu", torch.float32)
+        for one in variants(spec, args, Problem.of(spec, args)):
+            assert list(map(type, one.args)) == list(map(type, args))
+            assert Truth.of(spec, one.args).judge(spec.reference(*one.args)).ok, one.what
