@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -143,13 +144,21 @@ def _launch(
 ) -> tuple[Launcher, int]:
     pair = role == BOTH and tile.together == "pair"
     over, own, out = slide.over, slide.own, slide.out
+    shares = 0
+    if role & SUMS:  # of both launches, whose sums take the same memory
+        vectors = out.images * math.prod(units(slide, tile))
+        shares = share(
+            ceil_div(vectors, _threads(vectors, tile.threads)),
+            out.channels * (2 if pair else 1),
+            tile.resident or 4,
+        )
+    if load == 1:
+        tile = by_elements(tile)
     across, down = units(slide, tile)
     count = out.images * across * down
     threads = _threads(count, tile.threads)
     chunks = ceil_div(count, threads)
-    splits = share(chunks, out.channels * (2 if pair else 1), tile.resident or 4) if role & SUMS else chunks
-    if load == 1:
-        tile = by_elements(tile)
+    splits = shares or chunks
     launch = Launch(
         instance(dtype, role, slide, tile, load, pair=pair),
         device,
