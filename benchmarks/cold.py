@@ -1,6 +1,6 @@
 """A search step from empty caches: seconds until it has its speed.
 
-    python benchmarks/cold.py [--unknown | --related | --shipped FOLDER] [--policy online] [--seconds 120]
+    python benchmarks/cold.py [--unknown | --related | --shipped FOLDER] [--policy auto] [--seconds 120]
                               [--device cuda] [--quick] [--export FILE] [--stacks] [--limit SECONDS]
                               [--plain STEPS]
 
@@ -347,7 +347,7 @@ def main() -> int:
     hidden.add_argument("--unknown", action="store_true", help="hide the record of the package")
     hidden.add_argument("--related", action="store_true", help="hide the record of this device")
     hidden.add_argument("--shipped", type=Path, help="the folder of another record")
-    parser.add_argument("--policy", default="online")
+    parser.add_argument("--policy", default="auto")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a small network")

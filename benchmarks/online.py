@@ -135,7 +135,8 @@ def measured(
         pace = Pace(allowance=ALLOWANCE_S, grace=GRACE_S, clock=time_of_run)
         sessions = {
             which: Session(
-                Settings(policy="online" if which == "online" else "frozen", cache=cache), registry
+                Settings(policy="auto", cache=cache) if which == "online" else Settings(policy="frozen"),
+                registry,
             )
             for which in spent
         }

@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--same", action="store_true", help="plain beside plain")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    usual = os.environ.get("NXCORE_POLICY", "online")
+    usual = os.environ.get("NXCORE_POLICY", "auto")
     for name, rule in itertools.product(given.names, given.policy or [usual]):
         how = How(name, given.half, given.eval, given.same, rule)
         if given.serve:

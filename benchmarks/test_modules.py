@@ -145,7 +145,7 @@ def test_every_module_that_accelerate_takes_is_measured() -> None:
 def test_where_torch_serves_a_module_costs_nothing(
     name: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _serve_by(Session(Settings(policy="estimate"), discover(found=())), monkeypatch)
+    _serve_by(Session(Settings(policy="frozen"), discover(found=())), monkeypatch)
     with _mode(mode):
         theirs, own, x = _sides(name, mode)
         for module in (theirs, own):
@@ -158,7 +158,7 @@ def test_where_torch_serves_a_module_costs_nothing(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [*(name for name in MAKE if "Pool" in name), *ACTIVATIONS])
 def test_a_call_of_the_operator_costs_little(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    operators = _serve_by(Session(Settings(policy="estimate"), discover(found=())), monkeypatch)
+    operators = _serve_by(Session(Settings(policy="frozen"), discover(found=())), monkeypatch)
     monkeypatch.setattr(activations, "FEWEST", 0)
     for operator in operators:
         monkeypatch.setattr(operator, "_resolve", functools.partial(_no_faster, operator))

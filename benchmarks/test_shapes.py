@@ -173,7 +173,7 @@ def _us(call: Call, args: Args) -> float:
 
 def measured(name: str) -> Row:
     """Return the times of all shapes of a case."""
-    default().hold(Lock({}), "online")  # which forgets the shapes of other modules
+    default().hold(Lock({}), "auto")  # which forgets the shapes of other modules
     case = cases()[name]
     taken = []
     warm = case.make(SHAPES)

@@ -131,7 +131,7 @@ def recorded(name: str, device: str = "cpu", kinds: Sequence[Kind] = KINDS) -> I
             path = Path(folder) / "step.jsonl"
             with (
                 by_operators(),
-                nxcore.policy("estimate"),
+                nxcore.policy("frozen"),
                 nxcore.record(path),
                 torch.autocast(device, torch.bfloat16, enabled=half),
             ):

@@ -118,7 +118,7 @@ def explain(name: Any, *args: Any, backend: str | None = None, decide: bool = Tr
     backend : str, optional
         As in ``op``.
     decide : bool
-        Whether a problem that is new or in exploration is measured now, under ``measure`` and ``online``.
+        Whether a problem that is new or in exploration is measured now, under ``measure`` and ``auto``.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def explain(name: Any, *args: Any, backend: str | None = None, decide: bool = Tr
 
     Examples
     --------
-    >>> with nxcore.policy("estimate"):
+    >>> with nxcore.policy("frozen"):
     ...     nxcore.explain("add", torch.ones(2), 1, backend="torch").decision.chosen
     'torch'
     >>> nxcore.explain(torch.nn.Sequential(nxcore.nn.MaxPool2d(2))).rows[0].state
@@ -237,18 +237,18 @@ def policy(name: str) -> AbstractContextManager[None]:
     Parameters
     ----------
     name : str
-        ``online``, the default: the calls of a problem take turns between the candidates until the winner is
-        clear. ``measure``: the first call of a problem measures all candidates. ``estimate``: nothing is
-        measured. ``frozen``: only the kernels in the lock are used; see ``nxcore wisdom lock``.
+        ``auto``, the default: a new problem is measured once, where that costs least; torch serves it until
+        then. ``measure``: its first call measures all candidates. ``frozen``: nothing is measured; the lock
+        alone counts, see ``nxcore wisdom lock``, or the records alone where there is none.
 
     Raises
     ------
     InvalidInputError
-        If there is no such policy; the message names the nearest.
+        If there is no such policy; the message names the nearest, or the one in place of a former one.
 
     Examples
     --------
-    >>> with nxcore.policy("estimate"):
+    >>> with nxcore.policy("frozen"):
     ...     out = nxcore.ops.add(torch.ones(2), 1)
     """
     return _session().policy(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -29,6 +30,26 @@ class Observer(Protocol):
         """Note that ``backward`` is the gradient of ``forward``; called where it ``sees_both_ways``."""
 
 
+class Purpose(StrEnum):
+    """The purpose of a call: how a problem is met that is new to the process.
+
+    It is a string, since each call's key is hashed with it.
+    """
+
+    RUN = "run"
+    """The program's own call: the policy says. Nothing sets it."""
+    SHOW = "show"
+    """Report what is known, and neither measure nor learn: ``explain`` without a decision, ``beside``."""
+    DECIDE = "decide"
+    """Measure a new problem in this call: ``explain``, and a capture that can't come back."""
+    CAPTURE = "capture"
+    """As ``DECIDE``, or beside the program: a capture that is tried again at a later call."""
+    FIND = "find"
+    """As ``CAPTURE``, where a problem that is being measured counts as a kernel's: it is found, no more."""
+    WAIT = "wait"
+    """Torch serves what is on record or would be measured here: a capture will take the call's place."""
+
+
 class Preference(NamedTuple):
     """The context of a call.
 
@@ -40,27 +61,14 @@ class Preference(NamedTuple):
         The policy of ``nxcore.policy``; empty for the session's own.
     observers : tuple of Observer
         The observers of ``nxcore.record`` and ``nxcore.profile``.
-    at_once : bool
-        Measure a new problem now, where its calls would otherwise explore it.
-    as_is : bool
-        Neither measure nor learn: report the choice from present knowledge.
-    later : bool
-        Let torch serve problems that are on record, or that would be measured now: a capture takes the place
-        of their calls.
-    patient : bool
-        What is to be decided at once may also be measured beside the program: the caller comes back.
-    finding : bool
-        The run finds problems, no more: one that is being measured counts as a kernel's until that is known.
+    purpose : Purpose
+        What the calls are for.
     """
 
     backends: tuple[str, ...] = ()
     policy: str = ""
     observers: tuple[Observer, ...] = ()
-    at_once: bool = False
-    as_is: bool = False
-    later: bool = False
-    patient: bool = False
-    finding: bool = False
+    purpose: Purpose = Purpose.RUN
 
 
 NOTHING = Preference()

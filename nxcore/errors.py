@@ -132,8 +132,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def one_of(what: str, got: object, known: Iterable[str]) -> str:
     """Return the message of an argument that must be one of a few names, with the closest one.
 
-    >>> nxcore.errors.one_of("policy", "mesure", ("online", "measure"))
-    "policy must be one of online, measure, got 'mesure'; did you mean 'measure'?"
+    >>> nxcore.errors.one_of("policy", "mesure", ("auto", "measure"))
+    "policy must be one of auto, measure, got 'mesure'; did you mean 'measure'?"
     """
     names = tuple(known)
     return f"{what} must be one of {', '.join(names)}, got {got!r}{_meant(got, names)}"
@@ -142,7 +142,7 @@ def one_of(what: str, got: object, known: Iterable[str]) -> str:
 def _meant(name: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name in any case; empty if none is."""
     if not isinstance(name, str):
-        return ""  # None is near to "online"
+        return ""  # None is near to "one"
     spelt = {each.lower(): each for each in known}
     close = difflib.get_close_matches(str(name).lower(), spelt, n=1)
     return f"; did you mean {spelt[close[0]]!r}?" if close else ""

@@ -29,7 +29,16 @@ from nxcore.choose.explanation import Explanation
 from nxcore.choose.learn.exploration import exploration
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
-from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, announce, capturing, in_force
+from nxcore.context import (
+    PREFERENCE,
+    KernelWarning,
+    Observer,
+    Preferring,
+    Purpose,
+    announce,
+    capturing,
+    in_force,
+)
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.interop import autocast, sharding
 from nxcore.measure.decision import Decision
@@ -66,7 +75,7 @@ class Session:
     >>> session = nxcore.Session()
     >>> session.op("add")(torch.ones(2), 1)
     tensor([2., 2.])
-    >>> with session.use("torch"), session.policy("estimate"):
+    >>> with session.use("torch"), session.policy("frozen"):
     ...     session.explain("add", torch.ones(2), 1).decision.chosen
     'torch'
     >>> with session.record(folder / "problems.jsonl"), session.profile() as profile:
@@ -151,10 +160,7 @@ class Session:
         from torch.profiler import ProfilerActivity, profile  # slow to import, and not needed by a call
 
         able = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        with (
-            self.observed(Regions()),
-            profile(activities=able, profile_memory=True, acc_events=True) as seen,
-        ):
+        with self.observed(Regions()), profile(activities=able, profile_memory=True, acc_events=True) as seen:
             yield Profile(seen)
 
     @contextlib.contextmanager
@@ -206,7 +212,9 @@ class Session:
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         served, inner, inner_args = self.joiner.served(operator, problem, bound)
-        with in_force(at_once=decide, as_is=not decide):  # an explanation needs the result now
+        with in_force(
+            purpose=Purpose.DECIDE if decide else Purpose.SHOW
+        ):  # an explanation needs the result now
             choice = self._choose(served, inner, inner_args)
         if served is not operator and (why := self.joiner.unlearnt(inner, choice)):
             return Explanation(inner, Decision("torch", "prior", why))
@@ -219,7 +227,7 @@ class Session:
         if exploring := exploration(choice.call):
             decision = replace(decision, reason=f"{decision.reason}: {exploring.progress}")
         origin = self.chooser.recall.origin(problem, decision)
-        return Explanation(problem, decision, origin, self.tuner.fixes(problem), pair)
+        return Explanation(problem, decision, origin, self.tuner.fixes(problem), pair, choice.rung)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))
@@ -258,9 +266,8 @@ class Session:
         if reason := lost(problem.device):
             before = sorted({c.decision.chosen for c in self.chooser.choices.values() if not c.native})
             label = choice.decision.chosen
-            raise self._lose(
-                DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
-            ) from error
+            gone = DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
+            raise self._lose(gone) from error
         # An exploration handles failures of its candidates itself, so this failure is torch's own.
         torchs = choice.native or choice.decision.rule == "exploring"
         if torchs or operator.backend or problem.writes:
@@ -313,7 +320,7 @@ class Session:
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...], met: int) -> Plan:
         problem = self._problem(operator, args)
-        if self._lost and _on_lost_device(problem):
+        if self._lost and problem.device.type == "cuda":  # lost on one device, lost on all
             raise copy.copy(self._lost)
         served, inner, inner_args = self.joiner.served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
@@ -321,10 +328,6 @@ class Session:
         for observer in PREFERENCE.get().observers:
             call = observer.observing(inner, choice.decision.chosen, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
-
-
-def _on_lost_device(problem: Problem) -> bool:
-    return problem.device.type == "cuda"  # a context lost on one device is lost on all
 
 
 _default: Session | None = None

@@ -29,7 +29,9 @@ VARIABLES = (
     "NXCORE_WATCH",
     "NXCORE_WORKERS",
 )
-POLICIES = ("estimate", "online", "measure", "frozen")
+POLICIES = ("auto", "measure", "frozen")
+FORMER = {"online": "auto", "estimate": "frozen"}
+"""The names that policies had -> those in their place."""
 NO = frozenset({"", "0", "false", "no", "off"})
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -59,14 +61,14 @@ class Settings:
         ``NXCORE_LOG``: ``debug``, ``info``, ``warning`` or ``error``: the lowest level of the logger
         ``nxcore`` that is written to standard error. Empty leaves logging as it is.
     measure : bool
-        ``NXCORE_NO_MEASURE``: nothing is measured; "", "0", "false", "no" and "off" mean that it may be. The
-        policies ``online`` and ``measure`` are ``estimate`` then.
+        ``NXCORE_NO_MEASURE``: nothing is measured, whatever the policy; "", "0", "false", "no" and "off" mean
+        that it may be.
     native : bool
         ``NXCORE_NATIVE``: whether calls find their plans in the extension of ``nxcore-native``, if it is
         installed; "", "0", "false", "no" and "off" mean no.
     policy : str
-        ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (measure at a problem's first
-        call), ``estimate`` (measure nothing) or ``frozen`` (use the lock alone).
+        ``NXCORE_POLICY``: ``auto`` (measure a new problem once, where that costs least), ``measure`` (measure
+        it at its first call) or ``frozen`` (use the lock alone; without one, the records alone).
     strict : bool
         ``NXCORE_STRICT``: a broken plugin raises an error; "", "0", "false", "no" and "off" mean no.
     watch : bool
@@ -86,7 +88,7 @@ class Settings:
     log: str = ""
     measure: bool = True
     native: bool = True
-    policy: str = "online"
+    policy: str = "auto"
     strict: bool = False
     watch: bool = True
     workers: int | None = None
@@ -110,7 +112,7 @@ class Settings:
             log=_level(env.get("NXCORE_LOG", "")),
             measure=not _on(env.get("NXCORE_NO_MEASURE", "")),
             native=_on(env.get("NXCORE_NATIVE", "1")),
-            policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
+            policy=require_policy(env.get("NXCORE_POLICY", "auto").strip().lower(), "NXCORE_POLICY"),
             strict=_on(env.get("NXCORE_STRICT", "")),
             watch=_on(env.get("NXCORE_WATCH", "1")),
             workers=_workers(env.get("NXCORE_WORKERS")),
@@ -123,10 +125,12 @@ def require_policy(policy: str, name: str = "policy") -> str:
     Raises
     ------
     InvalidInputError
-        If it isn't a policy; the message names the nearest.
+        If it isn't a policy; the message names the nearest, or the one in place of a former one.
     """
     if policy not in POLICIES:
-        raise InvalidInputError(one_of(name, policy, POLICIES), argument=name)
+        now = FORMER.get(policy) if isinstance(policy, str) else None
+        told = f"; {now!r} is in its place" if now else ""
+        raise InvalidInputError(one_of(name, policy, POLICIES) + told, argument=name)
     return policy
 
 

@@ -83,7 +83,7 @@ class Crossing:
     pairs : Pairs
         Finds and measures what both ways take together.
     policy : str
-        Under ``measure`` every pair is measured in a call, under ``online`` a doubtful one in the background,
+        Under ``measure`` every pair is measured in a call, under ``auto`` a doubtful one in the background,
         under any other none.
     later : callable
         Runs a function in the background.
@@ -177,7 +177,7 @@ class Crossing:
             locked = "locked" in rules  # then whatever was measured doesn't count
             if decision := self._pairs.locked(pair) or (None if locked else self._pairs.find(pair)):
                 eager = decision.chosen != TORCH
-            elif self._policy in ("measure", "online") and not (
+            elif self._policy in ("measure", "auto") and not (
                 locked or self._pairs.certain(self.problem, gain)
             ):
                 self._pair = pair

@@ -12,7 +12,7 @@ from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_captu
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.exploration import Call, exploration
-from nxcore.context import PREFERENCE, Observer
+from nxcore.context import PREFERENCE, Observer, Purpose
 from nxcore.errors import present
 from nxcore.interop import native
 from nxcore.interop.autograd import Differentiable
@@ -79,7 +79,7 @@ class Joiner:
         only_captured: bool = False,
     ) -> Call:
         """Return a chosen call with its wrappers, joined with its backward operator if one is needed."""
-        if choice.alone and PREFERENCE.get().later:
+        if choice.alone and PREFERENCE.get().purpose is Purpose.WAIT:
             return operator.spec.reference  # its gradient is torch's own too
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(self.chooser.watches.over(choice, inner), inner), operator.spec.gradient
@@ -156,10 +156,10 @@ class Joiner:
                 return call
             known = known or self.tuner.stay(described, None, "no other kernel accepts it")
         learner, policy = self.chooser.learner, self.chooser.policy
-        if policy == "measure" and self.chooser.in_force == "online":
-            policy = "online"  # a problem is measured before a capture; what joins both ways isn't captured
-        if order.finding:
-            policy = "estimate"  # of a pair whose halves aren't known nothing is to be measured
+        if policy == "measure" and self.chooser.in_force == "auto":
+            policy = "auto"  # a problem is measured before a capture; what joins both ways isn't captured
+        if order.purpose is Purpose.FIND:
+            policy = "known"  # of a pair whose halves aren't known nothing is to be measured
         crossing = Crossing(
             problem,
             tuple(t.requires_grad for t in tensors_of(args)),

@@ -7,13 +7,15 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nxcore.choose.beforehand import Beforehand
-from nxcore.choose.contenders import Choice, guess, promised
+from nxcore.choose.contenders import Choice
 from nxcore.choose.families import Families
+from nxcore.choose.ladder import answered
 from nxcore.choose.learn.doubt import Doubts
 from nxcore.choose.learn.exploration import Exploration, exploration
 from nxcore.choose.learn.learner import Learner, Wrap
@@ -21,13 +23,13 @@ from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.pairs import Pairs
 from nxcore.choose.prune import Pruner
+from nxcore.choose.query import Query
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
 from nxcore.choose.retries import Retries
 from nxcore.choose.survey import FEW, Survey
 from nxcore.choose.workers import Workers
-from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
-from nxcore.errors import UnsupportedProblemError
+from nxcore.context import NOTHING, PREFERENCE, Preference, Purpose, capturing
 from nxcore.measure.busy import INCONCLUSIVE
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Kernel, Refusal
@@ -41,17 +43,10 @@ _log = logging.getLogger(__name__)
 DECISIONS = 4096
 """The most choices kept in a process; beyond it the least recently used one is dropped."""
 
-LATER = {
-    "measure": ", which measures it at its first call, not for an explanation",
-    "online": ", which explores it in its calls, once it comes back",
-}
-"""How a policy treats a new problem, as opposed to an explanation."""
+NOW = (Purpose.DECIDE, Purpose.CAPTURE, Purpose.FIND)
+"""The purposes for which a new problem is measured under ``auto`` too."""
 
-LEARNING = ("online", "measure")
-"""The policies that measure."""
-
-RELYING = ("online", "estimate")
-"""The policies that use figures of a related device."""
+WAITING = NOTHING._replace(purpose=Purpose.WAIT)
 
 Key = tuple[Any, ...]
 
@@ -103,7 +98,6 @@ class Chooser:
         self._changed, self.waits, self._made = changed, True, 0
         self.retries = Retries(self._drop)
         self.pairs.repeat = self.retries.add
-        self._beside = set[Problem]()  # given to the survey by captures
         self._threads = threading.RLock()
 
     @property
@@ -113,16 +107,21 @@ class Chooser:
 
     @property
     def policy(self) -> str:
-        """The policy of the call's context."""
+        """The policy of the call's context; ``known`` where it applies to nothing unknown."""
         order, found = PREFERENCE.get(), self.in_force
-        if order.as_is or not self.settings.measure:
-            return found if found == "frozen" else "estimate"
-        return "measure" if found == "online" and order.at_once else found
+        if order.purpose is Purpose.SHOW or not self.settings.measure:
+            return found if found == "frozen" else "known"
+        return "measure" if found == "auto" and order.purpose in NOW else found
 
     @property
     def in_force(self) -> str:
-        """The policy's name, with a note for an explanation that doesn't apply it."""
+        """The policy's name, whether or not an explanation applies it."""
         return PREFERENCE.get().policy or self.settings.policy
+
+    @property
+    def _locked_alone(self) -> bool:
+        """Whether the lock alone decides."""
+        return self.policy == "frozen" and self.lock.held
 
     def choose(self, problem: Problem, args: tuple[Any, ...], backend: str | None = None) -> Choice:
         """Return the choice for ``problem``, in the present context.
@@ -155,7 +154,7 @@ class Chooser:
             self._note(problem, choice)
             _log.info("choice: %s -> %s, %s: %s", problem, *_told(choice))
             # Plans were dropped when the last problem had been measured beside the program.
-            told = problem in self._beside
+            told = problem in self.survey.captured
             if before and before.decision.rule != choice.decision.rule and not told:
                 self._changed()
             if len(self.choices) > DECISIONS:
@@ -170,17 +169,17 @@ class Chooser:
         Torch serves it until then. Only calls that nothing is known of may wait, and only to be learnt from:
         a lock, a preference, a recording or another policy applies from the first call on.
         """
-        if order is not NOTHING and order._replace(policy="", later=False) != NOTHING:
+        if order is not NOTHING and order._replace(policy="") not in (NOTHING, WAITING):
             return None
-        if (order.policy or self.settings.policy) != "online" or not self.waits or self.lock.chosen:
+        if (order.policy or self.settings.policy) != "auto" or not self.waits or self.lock.chosen:
             return None
         return None if self.recorded.holds(spec, args) else self.recorded.tables(spec)
 
     def expect(self, like: torch.Tensor) -> None:
         """Prepare for a network that is called with a tensor like this one, and captured after."""
-        if self.recall.wisdom.has(like.device) and self.policy in ("online", "measure", "estimate"):
+        if self.recall.wisdom.has(like.device) and not self._locked_alone:
             self.beforehand.begin(like)
-        elif self.policy == "online":
+        elif self.policy == "auto":
             self.survey.prepare(like.device)
 
     def spare(self, device: torch.device, *, first: bool) -> None:
@@ -200,13 +199,13 @@ class Chooser:
         No call is needed to find out.
         """
         policy = self.policy
-        if PREFERENCE.get().backends or policy not in ("estimate", "frozen") or self.known(problem):
+        if PREFERENCE.get().backends or policy not in ("known", "frozen") or self.known(problem):
             return False
         if self.lock.chosen and self.lock.label(filed(problem)):
             return False
-        if policy == "frozen":
-            return not self.settings.strict
-        return self.recall.wisdom.known(problem) is None
+        if policy == "frozen" and self.settings.strict:
+            return False
+        return self._locked_alone or self.recall.wisdom.known(problem) is None
 
     def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
         """Use ``choice`` for ``problem`` from now on."""
@@ -263,12 +262,11 @@ class Chooser:
         self._changed()
 
     def _key(self, problem: Problem, backend: str | None) -> Key:
-        frozen = self.policy == "frozen"
         return (
             problem,
             backend,
             PREFERENCE.get().backends,
-            frozen,
+            self._locked_alone,
             torch.are_deterministic_algorithms_enabled(),
         )
 
@@ -278,7 +276,13 @@ class Chooser:
         An unknown problem is learnt until then, where a policy learns it beside the calls.
         """
         order, policy = PREFERENCE.get(), self.policy
-        if not order.later or order.backends or backend or self.lock.chosen or policy == "frozen":
+        if (
+            order.purpose is not Purpose.WAIT
+            or order.backends
+            or backend
+            or self.lock.chosen
+            or self._locked_alone
+        ):
             return ""
         if policy != "measure" and not self.survey.takes(problem):
             page = self.recall.wisdom.read(problem)
@@ -287,42 +291,25 @@ class Chooser:
         return "torch serves it until a replay takes the place of its calls"
 
     def _decide(self, key: Key, problem: Problem, args: tuple[Any, ...], backend: str | None) -> Choice:
-        """Choose a kernel for a problem that is new to this process."""
-        order, policy = PREFERENCE.get().backends, self.policy
-        if backend is not None or order:
-            return self.tuner.choose(problem, args, backend=backend, order=order)
-        if self.lock.chosen and (label := self.lock.label(filed(problem))):
-            return self.recall.locked(problem, args, label, strict=self.settings.strict)
-        if policy == "frozen" and self.settings.strict:
-            raise UnsupportedProblemError(problem.op, "frozen", [f"the lock has no entry for {problem}"])
-        at_once = self.in_force == "online"
-        known = None if policy == "frozen" else self.recall.recall(problem, args, policy, at_once=at_once)
-        if known is None and self.in_force in RELYING:
-            known = self.recall.related(problem, args)
-        if known is not None:
-            return self.doubts.over(known, problem) if policy in LEARNING else known
-        if policy in LEARNING and (why := self.survey.stays.get(problem)):
-            return self.tuner.stay(problem, None, why)
-        if policy == "measure":
-            # Where no kernel accepts it there is nothing to measure, and no capture to be made again for it.
-            beside = at_once and PREFERENCE.get().patient and self.survey.takes(problem)
-            if beside and self.tuner.accepting(problem) and not self.survey.spares():
-                self.survey.ask(problem)
-                self._beside.add(problem)
-            if problem in self._beside and self.survey.takes(problem):  # until it has been measured there
-                stays = self.tuner.stay(problem, None, "it is being measured beside the program")
-                return promised(stays) if PREFERENCE.get().finding else guess(stays)
-            return self.pruner.measured(problem, args)
-        why = self.learner.refusal(problem) if policy == "online" else ""
-        if policy == "online" and not why:
-            serve = functools.partial(self._learnt, key, self.lock)
-            return self.between(problem, args) or self.learner.start(problem, serve)
-        reason = f"it was never measured, and the policy is {self.in_force!r}" + (f": {why}" if why else "")
-        if not self.settings.measure:
-            reason += ", and NXCORE_NO_MEASURE is set"
-        elif self.in_force in LATER and policy == "estimate":
-            reason += LATER[self.in_force]
-        return guess(self.tuner.stay(problem, None, reason))
+        """Go down the ladder for a problem that is new to this process."""
+        query = Query(
+            problem,
+            args,
+            backend,
+            PREFERENCE.get(),
+            self.policy,
+            self.in_force,
+            functools.partial(self._learnt, key, self.lock),
+            self.between,
+            self.settings,
+            self.lock,
+            self.recall,
+            self.survey,
+            self.pruner,
+            self.doubts,
+            self.learner,
+        )
+        return answered(query)
 
     def between(self, problem: Problem, args: tuple[Any, ...] | None = None) -> Choice | None:
         """Return the choice of its family for a problem between two measured ones; None if it has none.
@@ -354,7 +341,7 @@ class Chooser:
         """Keep the result of an exploration, unless another choice was made or ranks agreed until then."""
         with self._threads:
             if self.lock is lock and key in self.choices and self.choices[key].decision.rule == "exploring":
-                self.choices[key] = choice
+                choice = self.choices[key] = replace(choice, rung=self.choices[key].rung)
                 self._note(key[0], choice)
                 _log.info("choice: %s -> %s, %s: %s", key[0], *_told(choice))
 
@@ -377,7 +364,7 @@ def torch_alone(problem: Problem) -> str:
 
 def enough(choice: Choice, policy: str) -> bool:
     """Return whether a choice is sufficient under a policy."""
-    unmeasured = {"measure": ("exploring", "family", "prior"), "online": ("prior",)}
+    unmeasured = {"measure": ("exploring", "family", "prior"), "auto": ("prior",), "frozen": ("exploring",)}
     return choice.decision.rule not in unmeasured.get(policy, ())
 
 

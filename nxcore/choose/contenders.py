@@ -74,6 +74,8 @@ class Choice:
         Whether its figures come with the package or from an imported file, or are of other sizes.
     saves_us : float, optional
         The microseconds that it saves, where its own times aren't known: the least of the sizes around it.
+    rung : str
+        The rung of the ladder that answered; empty where the ladder wasn't needed.
     """
 
     decision: Decision
@@ -85,6 +87,7 @@ class Choice:
     captured: Choice | None = None
     foreign: bool = False
     saves_us: float | None = None
+    rung: str = ""
 
     @property
     def native(self) -> bool:

@@ -79,6 +79,8 @@ class Explanation:
         Label -> command that makes a kernel available, where the machine rejects it, not the call.
     pair : Decision, optional
         For a call with a gradient: the decision on forward and backward together, if they were measured.
+    rung : str
+        The rung of the ladder that answered; see "Choosing". Empty where the ladder wasn't needed.
     """
 
     problem: Problem
@@ -86,6 +88,7 @@ class Explanation:
     origin: Origin | None = None
     fixes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     pair: Decision | None = None
+    rung: str = ""
 
     @property
     def change(self) -> str:
@@ -131,6 +134,7 @@ class Explanation:
             "changes": self.changes,
             "again": self.again,
             "pair": self.pair.to_dict() if self.pair else None,
+            "rung": self.rung,
         }
 
     def __str__(self) -> str:
@@ -157,6 +161,8 @@ class Explanation:
             lines.append(f"  {c.label}: {what}" + (f"; {change}" if change else ""))
         if self.decision.noise:
             lines.append(f"  A/A noise: {self.decision.noise:.1%}")
+        if self.rung:
+            lines.append(f"  rung: {self.rung}")
         if self.origin:
             lines.append(f"  {self.origin}")
         if self.change:

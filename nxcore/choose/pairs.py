@@ -229,7 +229,7 @@ class Pairs:
         if decision.rule == busy.INCONCLUSIVE:
             self.repeat(pair.problem)
             return decision
-        self._record(pair, decision, again, "online" if args is None else "measure")
+        self._record(pair, decision, again, "auto" if args is None else "measure")
         return decision
 
     def _record(self, pair: Pair, decision: Decision, again: Timing | None, policy: str) -> None:

@@ -20,6 +20,9 @@ from nxcore.spec.problem import Problem
 from nxcore.store.pages import RACES, Page
 from nxcore.store.wisdom import Wisdom
 
+LEARNT = ("auto", "online")
+"""The policies, a former one too, whose times were learnt from calls."""
+
 ANEW = Refusal(Code.UNMEASURED, "not measured in its present version")
 ELSEWHERE = Refusal(Code.UNMEASURED, "it took no part where the figures were measured")
 
@@ -81,7 +84,7 @@ class Recall:
         """
         if self.keep(problem, choice.decision, choice.again, policy):
             return choice
-        return self.recall(problem, args, "estimate") or choice
+        return self.recall(problem, args, "known") or choice
 
     def keep(
         self, problem: Problem, decision: Decision, again: Timing | None, policy: str = "measure"
@@ -157,7 +160,7 @@ class Recall:
         It serves until it is confirmed or contradicted here: no race precedes it.
         """
         found = None if problem.view else self.wisdom.related(problem)
-        choice = None if found is None else self.recall(problem, args, "online", page=found)
+        choice = None if found is None else self.recall(problem, args, "auto", page=found)
         return None if choice is None or choice.alone else choice
 
     def recall(
@@ -172,9 +175,9 @@ class Recall:
     ) -> Choice | None:
         """Return the recorded decision, None if the problem is to be measured again.
 
-        For new or changed kernels, ``measure`` measures these alone, and ``online`` explores the whole
+        For new or changed kernels, ``measure`` measures these alone, and ``auto`` explores the whole
         problem again, so None. Any other policy leaves them out, and so do these two after several unclear
-        races. If no race was clear, all are raced again, so None. ``online`` leaves out kernels that took no
+        races. If no race was clear, all are raced again, so None. ``auto`` leaves out kernels that took no
         part in figures of elsewhere too, or lost there, and so does ``measure`` in its place, ``at_once``:
         one plugin more here, or a loser that has changed, doesn't have a known problem learnt anew.
         ``measure`` prunes what it would have to compile.
@@ -184,9 +187,9 @@ class Recall:
         page = page or (None if problem.view else self.wisdom.read(problem))
         if page is None:
             return None
-        if page.open and policy in ("measure", "online"):
+        if page.open and policy in ("measure", "auto"):
             return None
-        leaves = page.foreign and (at_once or policy == "online")
+        leaves = page.foreign and (at_once or policy == "auto")
         candidates, new, changed = self._sorted(problem, page, leaves=leaves, doubting=doubting)
         if (new or changed) and not doubting:
             return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
@@ -198,7 +201,7 @@ class Recall:
             new = [(b, k) for b, k in new if b.label(k) not in spared]
             if new:
                 return self._joined(problem, args, page, candidates, new)
-        if new and ((policy == "online" and racing) or not (candidates and candidates[0].native)):
+        if new and ((policy == "auto" and racing) or not (candidates and candidates[0].native)):
             return None
         candidates += [refused(b, k, ANEW) for b, k in new]
         if new or changed:
@@ -313,7 +316,7 @@ class Recall:
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
         entries = [Contender(*owned[c.label], c) for c in candidates]
-        learnt = page.policy == "online"
+        learnt = page.policy in LEARNT
         return decided(problem, candidates, page.again, entries, learnt=learnt, before=page.decision)
 
     def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:

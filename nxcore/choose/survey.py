@@ -95,6 +95,8 @@ class Survey:
         How many of the next problems a call is to measure itself.
     turns : Turns
         Gives the process the device, between calls that save time.
+    captured : set of Problem
+        The problems that a capture requires.
     stays : dict
         Why torch serves problems of which no kernel could be raced.
     """
@@ -104,6 +106,7 @@ class Survey:
         self._asked: dict[Problem, list[Done] | None] = {}  # None where it has been answered
         self._lock = threading.Lock()
         self.stays: dict[Problem, str] = {}
+        self.captured = set[Problem]()
         self._prepared = False
         self._paid, self._before = -PAID_S, 0.0  # when that was, and the last call that saves time
         self._free: dict[torch.device, tuple[int, float]] = {}  # the bytes, and when that was

@@ -231,7 +231,7 @@ def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool)
     from nxcore.session import default
 
     on_cpu = trainer.device.type == "cpu"
-    policy = policy or ("estimate" if on_cpu else None)
+    policy = policy or ("frozen" if on_cpu else None)
     serving = nxcore.policy(policy) if policy else contextlib.nullcontext()
     decided = None if on_cpu else lambda: default().decided
     with serving, contextlib.ExitStack() as stack:
@@ -302,7 +302,7 @@ def search(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="How kernels are chosen: see nxcore.policy.", show_default="estimate; on cuda, the session's"
+            help="How kernels are chosen: see nxcore.policy.", show_default="frozen; on cuda, the session's"
         ),
     ] = None,
     output: Annotated[

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.choose.survey import UnmeasuredError
-from nxcore.context import PREFERENCE, as_captured
+from nxcore.context import PREFERENCE, Purpose, as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import aliased, buffer, untouched
 from nxcore.graphs.dice import DRAWS, thrown, with_dice
@@ -108,7 +108,8 @@ class Capture:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
-            measured, survey, finding = Measured(), default().chooser.survey, PREFERENCE.get().finding
+            measured, survey = Measured(), default().chooser.survey
+            finding = PREFERENCE.get().purpose is Purpose.FIND
             taken = survey.taken if finding else 0
             ran, grad = self._tried(module, held, recorder)
             # Those that were measured within the run too: its first plans are of what was known before.

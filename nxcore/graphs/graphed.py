@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from nxcore.call import ending
 from nxcore.call.unusual import PLAIN
-from nxcore.context import PREFERENCE, as_captured
+from nxcore.context import PREFERENCE, Purpose, as_captured, in_force
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs.buffers import aliased, buffer, fill, untouched
 from nxcore.graphs.pair import Pair
@@ -270,17 +270,14 @@ def _version(tensor: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def deciding(*, patient: bool = False, finding: bool = False) -> Iterator[None]:
-    """Measure new problems now: an exploration would end after the capture.
+def deciding(purpose: Purpose = Purpose.DECIDE) -> Iterator[None]:
+    """Make calls of this block for ``purpose``: an exploration would end after the capture.
 
-    Where the caller is ``patient``, they may be measured beside the program too: it captures a later call.
-    It may have this one only for ``finding`` problems.
+    What only shows what is known, or waits, stays so within it.
     """
-    token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True, patient=patient, finding=finding))
-    try:
+    kept = PREFERENCE.get().purpose in (Purpose.SHOW, Purpose.WAIT)
+    with contextlib.nullcontext() if kept else in_force(purpose=purpose):
         yield
-    finally:
-        PREFERENCE.reset(token)
 
 
 class Failure:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nxcore.call import ending
 from nxcore.call.unusual import unusual, unusual_tensor
 from nxcore.choose.survey import UnmeasuredError
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, Purpose
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.hooks import saving
@@ -285,7 +285,8 @@ class Part:
             try:
                 patient = self._patience > 0
                 default().chooser.spare(tensors[0].device, first=self._patience == PATIENCE)
-                run = deciding(patient=patient, finding=patient and self.gives_up)
+                finds = Purpose.FIND if self.gives_up else Purpose.CAPTURE
+                run = deciding(finds if patient else Purpose.DECIDE)
                 with torch.enable_grad(), run, autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
             except UnmeasuredError as error:
@@ -315,7 +316,7 @@ def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
     order = PREFERENCE.get()
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return OUTER  # during which no graph may be destroyed
-    if order.at_once:
+    if order.purpose not in (Purpose.RUN, Purpose.WAIT):
         return WHOLE
     if not (module.training and torch.is_grad_enabled()):
         return "it isn't training"

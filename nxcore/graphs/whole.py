@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore.context import NOTHING, PREFERENCE, in_force
+from nxcore.context import NOTHING, PREFERENCE, Purpose, in_force
 from nxcore.errors import CaptureError
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.interim import ByTorch, Interim
@@ -152,7 +152,10 @@ class Whole(Part):
         buffers = [(b, b.detach().clone()) for b in module.buffers()] if copied else []
         before = _allocated(device)
         try:
-            with in_force(later=True), contextlib.nullcontext() if first else self._plain_of(module):
+            with (
+                in_force(purpose=Purpose.WAIT),
+                contextlib.nullcontext() if first else self._plain_of(module),
+            ):
                 found = super()._ran(key, module, tensors)
             if not copied or _fits(device, before):
                 self._torchs = self._exactly(module, tensors, found)
@@ -227,7 +230,7 @@ class Whole(Part):
             raise CaptureError(f"there are no graphs on {tensors[0].device.type!r}")
 
         def run(module: nn.Module, *tensors: Tensor) -> Any:
-            with in_force(later=True), self._plain_of(module):
+            with in_force(purpose=Purpose.WAIT), self._plain_of(module):
                 return self.run(module, *tensors)
 
         return ByTorch(run, module, tensors, recorder, self._reads(module), self._ledger.plain_s)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nxcore.call.unusual import unusual
-from nxcore.context import PREFERENCE, in_force
+from nxcore.context import PREFERENCE, Purpose, in_force
 from nxcore.errors import FOREIGN
 from nxcore.graphs.dice import differ, hosts, put_hosts_back
 from nxcore.graphs.hooks import saving
@@ -93,7 +93,8 @@ def difference(twin: nn.Module, own: Call, ours: Call, given: Any) -> str | None
 def usual() -> bool:
     """Return whether a copy of a module can be called now as the module is."""
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return not (capturing or unusual() or saving()) and LATE.get() is None and not PREFERENCE.get().at_once
+    runs = PREFERENCE.get().purpose in (Purpose.RUN, Purpose.WAIT)
+    return runs and not (capturing or unusual() or saving()) and LATE.get() is None
 
 
 def part(x: Any, images: int | None = None) -> Any:

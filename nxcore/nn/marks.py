@@ -176,7 +176,7 @@ def refusal(model: nn.Module, session: Session) -> str:
     spread = torch.distributed
     if spread.is_available() and spread.is_initialized() and spread.get_world_size() > 1:
         return "ranks would choose apart"
-    if (policy := PREFERENCE.get().policy or session.settings.policy) not in ("online", "measure"):
+    if (policy := PREFERENCE.get().policy or session.settings.policy) not in ("auto", "measure"):
         return f"the policy is {policy!r}"
     if session.chooser.lock.chosen:
         return "a lock fixes the choices"

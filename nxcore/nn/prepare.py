@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.choose.ahead import compiled, pays
-from nxcore.choose.chooser import LEARNING
 from nxcore.choose.prune import MEASURING
+from nxcore.choose.query import LEARNING
 from nxcore.interop.internals import gradients
 from nxcore.observe import bar
 from nxcore.observe.bar import Advance
@@ -48,8 +48,7 @@ def built(session: Session, run: Callable[[], None], advance: Advance = lambda *
 def met(session: Session, run: Callable[[], None]) -> list[Problem]:
     """Return the problems of the calls in ``run``, which torch serves; the most frequent first."""
     trace = Trace()
-    # A strict session takes an unmeasured problem for an error if it is frozen.
-    with session.observed(trace), session.policy("estimate" if session.settings.strict else "frozen"):
+    with session.observed(trace), session.use("torch"):
         run()
     return [problem for problem, _ in trace.met]
 

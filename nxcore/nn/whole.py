@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore.context import in_force
+from nxcore.context import Purpose, in_force
 from nxcore.errors import CaptureError
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.hooks import hooked
@@ -325,9 +325,9 @@ def beside() -> contextlib.AbstractContextManager[None]:
     """Return a context for a capture: what it doesn't know is learnt beside the program, not in its call."""
     session = default()
     if session.learning:
-        return in_force(as_is=True)
+        return in_force(purpose=Purpose.SHOW)
     if session.chooser.in_force == "measure":
-        return in_force(policy="online")  # a training goes on meanwhile, and the model is captured again
+        return in_force(policy="auto")  # a training goes on meanwhile, and the model is captured again
     return contextlib.nullcontext()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from nxcore.context import in_force
+from nxcore.context import Purpose, in_force
 from nxcore.measure.timing import duration
 from nxcore.nn import watching
 from nxcore.nn.prepare import step
@@ -82,7 +82,7 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> ModelExplanation:
     names = {id(module): name for name, module in model.named_modules() if name in modules.replaced}
     seen = Seen(names) if args or kwargs else None
     if seen is not None:
-        with in_force(as_is=True), session.observed(seen):
+        with in_force(purpose=Purpose.SHOW), session.observed(seen):
             step(model, args, kwargs)
     rows = rows_of(session, model, modules.replaced, seen, watched=watching.comparing(model))
     return ModelExplanation(rows, modules.left, found)

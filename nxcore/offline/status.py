@@ -181,7 +181,7 @@ def _after(session: Session, model: nn.Module, modules: Swap, rows: Sequence[Ser
     if not {row.state for row in rows} & {"learning", "unknown"}:
         return DECIDED
     policy = session.chooser.in_force
-    if policy not in ("online", "measure"):
+    if policy not in ("auto", "measure"):
         return f"the policy {policy!r} measures nothing: {PREPARE}"
     return PREPARE if policy == "measure" else f"{LEARNING}; {PREPARE}"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nxcore.call.unusual import unusual, unusual_tensor
-from nxcore.context import PREFERENCE, as_captured
+from nxcore.context import PREFERENCE, Purpose, as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import buffer, untouched
 from nxcore.graphs.dice import thrown, with_dice
@@ -225,7 +225,7 @@ class Replay:
             if not roomy(device):
                 self._end(State.PLAIN, "there is too little memory for a recording")
                 return False
-            with self._around(), deciding(patient=True), autocast.uncached():
+            with self._around(), deciding(Purpose.CAPTURE), autocast.uncached():
                 self._made(inputs, used)
         except torch.OutOfMemoryError:
             self._end(State.PLAIN, "there was too little memory for a recording")

@@ -23,10 +23,12 @@ class Lock:
     chosen : Mapping
         The digest of a problem -> the label of its kernel. The digest of a pair, with the kernels that were
         raced together -> their label, or ``torch``.
+    held : bool
+        Whether there is a lock, which may be empty.
     """
 
-    def __init__(self, chosen: Mapping[str, str]) -> None:
-        self.chosen = dict(chosen)
+    def __init__(self, chosen: Mapping[str, str], *, held: bool = True) -> None:
+        self.chosen, self.held = dict(chosen), held
 
     @classmethod
     def read(cls, path: Path) -> Lock:
@@ -50,7 +52,7 @@ class Lock:
     def set_by(cls, path: Path | None, *, strict: bool) -> Lock:
         """Return the lock that a setting names.
 
-        A file that is no lock, or that another user may have written, is an empty one and a warning.
+        A file that is no lock, or that another user may have written, is none and a warning.
 
         Raises
         ------
@@ -58,14 +60,14 @@ class Lock:
             If there is no such file; under ``strict`` also if it is no lock.
         """
         if path is None:
-            return cls({})
+            return cls({}, held=False)
         try:
             return cls.read(path)
         except InvalidInputError as error:
             if strict or not os.path.lexists(path):
                 raise
             owner.warn(str(path), f"NXCORE_LOCK: {error}; kernels are chosen without it")
-            return cls({})
+            return cls({}, held=False)
 
     def label(self, key: Mapping[str, Any]) -> str:
         """Return the label of a problem's kernel; empty if the lock has no entry for it."""

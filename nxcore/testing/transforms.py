@@ -240,7 +240,7 @@ def _others(xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _session(registry: Registry, settings: Settings) -> Session:
-    return Session(replace(settings, policy="estimate"), registry)
+    return Session(replace(settings, policy="frozen"), registry)
 
 
 def under(transform: Transform, cell: Cell) -> None:

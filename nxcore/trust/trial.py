@@ -79,7 +79,7 @@ def held(doubt: Doubt, store: Store, limit: float = LIMIT_S) -> Outcome:
         "%s of %s: %s; it is tried in a process of its own first", suspect.kernel, suspect.op, doubt.reason
     )
     environment = {name: value for name, value in os.environ.items() if name != "NXCORE_LOCK"}
-    environment |= {"NXCORE_CACHE": str(kept.parent), "NXCORE_WORKERS": "0", "NXCORE_POLICY": "estimate"}
+    environment |= {"NXCORE_CACHE": str(kept.parent), "NXCORE_WORKERS": "0", "NXCORE_POLICY": "frozen"}
     task = encoded({"kernel": suspect.kernel, "threads": torch.get_num_threads(), **doubt.call})
     with tempfile.TemporaryFile() as said:
         try:

@@ -235,7 +235,7 @@ def test_garbage_of_another_graph_stays_until_a_capture_ends() -> None:
 
 def test_nothing_new_is_measured_or_learnt_while_a_graph_is_captured() -> None:
     """Warm-up decides, even where calls are learnt from; the captured call goes to a winner."""
-    session = nxcore.Session(Settings(policy="online"))
+    session = nxcore.Session(Settings(policy="auto"))
     operator, x = session.op("add"), _randn(777)
     run = nxcore.graphed(lambda v: operator(v, v))
     torch.testing.assert_close(run(x), 2 * x)

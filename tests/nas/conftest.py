@@ -18,7 +18,7 @@ from tests.nas.switches import OFF, switch
 
 @pytest.fixture(autouse=True)
 def _nothing_is_measured() -> Iterator[None]:
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         yield
 
 

@@ -69,7 +69,7 @@ def test_the_found_network_is_prepared_too(session, trainer):
     assert "batch_norm" in {op for op, _ in session.tuner.workers.asked}
 
 
-@pytest.mark.parametrize(("policy", "most"), [("estimate", 4), ("frozen", 4), ("measure", 1)])
+@pytest.mark.parametrize(("policy", "most"), [("frozen", 4), ("measure", 1)])
 def test_else_nothing_is_done(policy, most, session, trainer, monkeypatch):
     session.tuner.workers.most = most
     monkeypatch.setattr(trainer.net, "forward", None)

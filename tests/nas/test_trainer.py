@@ -43,7 +43,7 @@ LEAST = Preset(
 @pytest.fixture(autouse=True)
 def _who_serves_stays():
     """What is learnt from calls may change who serves between two of them, and with it the last bits."""
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         yield
 
 

@@ -110,7 +110,7 @@ def test_what_can_not_be_captured_is_run(monkeypatch):
 @pytest.mark.gpu
 def test_a_trainer_on_a_gpu_replays_its_steps():
     preset = dataclasses.replace(LEAST, epochs=2, warmup=1)
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         replayed, run = (Trainer(images().to("cuda"), preset) for _ in range(2))
         run.update.graphed = False
         for _ in range(2):  # the third epoch ends the search, and another network has another update

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from nxcore import nas
+from nxcore.choose.chooser import NOW
 from nxcore.choose.survey import FEW
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, Purpose
 from nxcore.graphs import interim, whole
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.ledger import PLAIN, Ledger
@@ -62,9 +63,9 @@ def survey(monkeypatch, capture_has, whole_has):
 
     def asks(self, *args):
         found = tried(self, *args)
-        if PREFERENCE.get().at_once:  # not that of torch's own kernels
+        if PREFERENCE.get().purpose in NOW:  # not that of torch's own kernels
             survey.runs.append(self)
-            survey.open = 3 * PREFERENCE.get().finding
+            survey.open = 3 * (PREFERENCE.get().purpose is Purpose.FIND)
         return found
 
     capture_has(_tried=asks)
@@ -111,7 +112,7 @@ def test_what_was_measured_within_the_run_is_waited_for_too(survey, capture_has)
 
     def fast(self, *args):
         found = tried(self, *args)
-        runs.append(PREFERENCE.get().finding)
+        runs.append(PREFERENCE.get().purpose is Purpose.FIND)
         survey.taken, survey.open = survey.taken + (len(runs) == 1), 0
         return found
 

@@ -77,7 +77,7 @@ def tape(whole_has) -> Iterator[Tape]:
     """Have whole models recorded on the CPU; nothing is measured."""
     made = Tape()
     whole_has(available=lambda: True, recorder_of=lambda _: made)
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         yield made
 
 

@@ -155,7 +155,7 @@ def test_hooks_tied_weights_and_files_stay(ran: list[str]) -> None:
 def test_where_torch_serves_it_rests_and_a_call_is_torchs_alone(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()))
+    found = Session(Settings(policy="frozen"), fakes.registry(fakes.backend()))
     for name in ("add", "matmul"):
         monkeypatch.setattr(linear, f"_{name}", found.op(name))
     layer, plain = taken(), nn.Linear(4, 3)

@@ -166,7 +166,7 @@ def test_it_rests_in_training_and_wakes_in_evaluation() -> None:
 
 def test_it_rests_where_torch_wins(normed_has) -> None:
     known = fakes.registry(fakes.backend("none", fakes.kernel("add")), specs=SPECS)
-    session = Session(Settings(policy="estimate"), known)
+    session = Session(Settings(policy="frozen"), known)
     normed_has(operator=session.op, FEWEST=1)
     own = chain()
     nxcore.accelerate(own, watch=False)

@@ -53,7 +53,7 @@ def serve_by(session: Session, monkeypatch: pytest.MonkeyPatch, backend: str | N
 @pytest.fixture
 def torchs(monkeypatch: pytest.MonkeyPatch) -> Session:
     """Let torch serve all, and nothing be learnt."""
-    session = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()))
+    session = Session(Settings(policy="frozen"), fakes.registry(fakes.backend()))
     serve_by(session, monkeypatch)
     return session
 
@@ -157,7 +157,7 @@ def test_while_its_kernels_are_prepared_a_module_rests(
 
 
 def test_what_may_still_change_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(Settings(policy="online"), fakes.registry(fakes.backend()))
+    session = Session(Settings(policy="auto"), fakes.registry(fakes.backend()))
     serve_by(session, monkeypatch)
     monkeypatch.setattr(served.Operator, "settled", lambda *_, **__: False)
     monkeypatch.setattr(served.Operator, "planned", lambda *_: None)
@@ -168,11 +168,11 @@ def test_what_may_still_change_does_not_rest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_exploration_is_not_settled_before_it_is_over() -> None:
-    session = Session(Settings(policy="online"), fakes.registry(fakes.backend()))
+    session = Session(Settings(policy="auto"), fakes.registry(fakes.backend()))
     op, x = session.op("entropy"), torch.rand(3, 5)
     op(x)
     assert not op.settled(x)
-    with session.policy("estimate"):
+    with session.policy("frozen"):
         op(torch.rand(4, 5))
         assert op.settled(torch.rand(4, 5))
     assert not op.settled(torch.rand(7, 5))  # never met

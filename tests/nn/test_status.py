@@ -32,7 +32,7 @@ OPERATORS = (
     "global_max_pool2d",
     "max_pool2d",
 )
-POLICIES = "measure", "online", "estimate", "frozen"
+POLICIES = "measure", "auto", "frozen"
 MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "small": (network, X),
     "mobilenet": (networks.mobilenet, torch.randn(2, 3, 16, 16)),

@@ -102,7 +102,7 @@ def test_a_step_leaves_the_model_as_it_was():
     nxcore.accelerate(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(7)
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         nxcore.status(model, X)
     after = torch.rand(3)
     torch.manual_seed(7)
@@ -115,7 +115,7 @@ def test_a_step_leaves_the_model_as_it_was():
 def test_what_calls_are_learning_is_told():
     model = network()
     nxcore.accelerate(model)
-    with nxcore.policy("online"):
+    with nxcore.policy("auto"):
         found = nxcore.status(model, X)
     assert found.counts["learning"] >= 1
     assert "in exploration" in str(found)
@@ -137,7 +137,7 @@ def test_explain_reads_a_trace(session, tmp_path):
     path = tmp_path / "met.jsonl"
     conv, x = session.op("depthwise_conv2d"), torch.randn(1, 2, 6, 6)
     w = torch.randn(2, 1, 3, 3)
-    with nxcore.record(path), nxcore.policy("estimate"):
+    with nxcore.record(path), nxcore.policy("frozen"):
         for _ in range(4):
             conv(x, w)
         session.op("add")(x, x)

@@ -172,7 +172,7 @@ def test_a_model_that_calls_itself(make: Make) -> None:
     ("change", "why"),
     [
         (lambda s: s.hold(Lock({}), "frozen"), "the policy is 'frozen'"),
-        (lambda s: s.hold(Lock({"a": {"b": "c"}}), "online"), "a lock fixes the choices"),
+        (lambda s: s.hold(Lock({"a": {"b": "c"}}), "auto"), "a lock fixes the choices"),
     ],
 )
 def test_where_choices_are_fixed_nothing_is_compared(

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import nxcore
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, Purpose
 from nxcore.graphs import part as of_parts
 from nxcore.graphs import whole as of_graphs
 from nxcore.nn import watching, whole
@@ -347,7 +347,7 @@ def test_what_is_being_learnt_is_torchs_until_another_capture(monkeypatch, whole
     session, seen = Learns(), []
     whole_has(default=lambda: session, LOOK=3)
     made = whole.ModelWhole._made_of
-    noted = lambda *args: (seen.append(PREFERENCE.get().as_is), made(*args))[1]  # noqa: E731
+    noted = lambda *args: (seen.append(PREFERENCE.get().purpose is Purpose.SHOW), made(*args))[1]  # noqa: E731
     monkeypatch.setattr(whole.ModelWhole, "_made_of", noted)
     plain, ours = captured(watch=False)
     agree(plain, ours, 4)

@@ -53,7 +53,7 @@ def network():
     return nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False), norm, nn.Flatten(), nn.Linear(16, 3))
 
 
-@pytest.mark.parametrize("policy", ["measure", "online"])
+@pytest.mark.parametrize("policy", ["measure", "auto"])
 def test_a_capture_races_nothing_and_is_made_again(survey, policy):
     plain = network()
     ours = copy.deepcopy(plain)
@@ -102,7 +102,7 @@ def captured():
 @pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0], None, "waits"])
 def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, whole_has, times):
     """Without times the second one fails, or has to wait."""
-    with nxcore.policy("online"):
+    with nxcore.policy("auto"):
         plain, ours, part, old = captured()
         monkeypatch.setattr(renewal, "compared", lambda _, *works: [work() for work in works] and times)
         if times is None:
@@ -122,7 +122,7 @@ def test_the_faster_of_two_captures_is_kept(survey, monkeypatch, whole_has, time
 
 
 def test_without_memory_for_two_captures_there_is_one(survey, whole_has):
-    with nxcore.policy("online"):
+    with nxcore.policy("auto"):
         plain, ours, part, old = captured()
         whole_has(roomy=lambda *_: False)
         survey.stays, survey.open = dict.fromkeys(survey.asked, "no kernel is faster"), 0

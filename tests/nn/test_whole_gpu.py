@@ -39,7 +39,7 @@ def test_replays_draw_what_runs_draw_and_leave_the_generator_where_they_do():
     plain = Net().cuda()
     ours = copy.deepcopy(plain)
     x = torch.randn(2, 3, 4, 4, device="cuda")
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         assert nxcore.accelerate(ours).replays == "may be replayed in training"
         for seed in range(MET + 3):
             agree(plain, ours, x, seed)
@@ -56,7 +56,7 @@ def test_a_second_backward_pass_draws_what_the_replay_drew():
     plain = Net().cuda()
     ours = copy.deepcopy(plain)
     x = torch.randn(2, 3, 4, 4, device="cuda", requires_grad=True)
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         nxcore.accelerate(ours)
         for seed in range(MET + 2):
             found = []

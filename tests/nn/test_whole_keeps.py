@@ -27,7 +27,7 @@ class Keeps(nn.Module):
 def test_what_a_model_keeps_is_kept_once(watch):
     model = Keeps()
     nxcore.accelerate(model, watch=watch)
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         results = [model(torch.randn(2, 4)) for _ in range(4)]
         for result in results:
             result.sum().backward()
@@ -46,7 +46,7 @@ def test_a_set_that_stays_is_no_change():
     model.tags -= {*range(100)} - {1, 64}
     assert [*model.tags] != [*model.tags.copy()]
     nxcore.accelerate(model, watch=False)
-    with nxcore.policy("estimate"):
+    with nxcore.policy("frozen"):
         for _ in range(3):
             model(torch.randn(2, 4)).sum().backward()
     part = exchange.watch_of(model).whole

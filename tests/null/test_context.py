@@ -31,7 +31,7 @@ class Listener:
 def test_an_observer_hears_of_gradients_where_it_sees_both_ways(both):
     found, listener = fakes.session(fakes.backend()), Listener(both)
     x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 1, 3, 3, requires_grad=True)
-    token = PREFERENCE.set(PREFERENCE.get()._replace(observers=(listener,), policy="online"))
+    token = PREFERENCE.set(PREFERENCE.get()._replace(observers=(listener,), policy="auto"))
     try:
         for _ in range(40):
             found.op("depthwise_conv2d")(x, w).square().sum().backward()

@@ -208,6 +208,17 @@ def test_the_documentation_is_drawn_from_the_folders():
     }
 
 
+def test_the_ladder_of_the_documentation_is_the_codes():
+    """``python docs/rungs.py`` writes it anew."""
+    spec = importlib.util.spec_from_file_location("rungs", ROOT / "docs" / "rungs.py")
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert drawing.redrawn(page) == page
+    assert page.count("| torch | any | nothing else has an answer |") == 1
+    assert len((CORE / "choose" / "ladder.py").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 PLUGINS = sorted(p for pattern in ("plugins/*/src/**/*.py", "docs/template/*.py") for p in ROOT.glob(pattern))
 OPERATORS = sorted(p for p in (CORE / "ops").glob("*.py") if p.stem != "__init__")
 MORE = {

@@ -40,14 +40,14 @@ def test_a_wrong_kernel_is_logged_with_its_reason(caplog):
 
 def test_a_stored_record_is_logged(caplog):
     session = fakes.session(fakes.backend("fake", fakes.kernel("add")))
-    with caplog.at_level(logging.DEBUG, logger="nxcore"), session.policy("estimate"):
+    with caplog.at_level(logging.DEBUG, logger="nxcore"), session.policy("frozen"):
         session.op("add")(X, X)
     assert re.search(r"record: add\(.*\).*: none", caplog.text)
 
 
 @pytest.mark.parametrize(("level", "lines"), [("info", True), ("", False)])
 def test_the_variable_writes_to_the_standard_error(level, lines):
-    environment = os.environ | {"NXCORE_LOG": level, "NXCORE_POLICY": "estimate", "NXCORE_BACKENDS": ""}
+    environment = os.environ | {"NXCORE_LOG": level, "NXCORE_POLICY": "frozen", "NXCORE_BACKENDS": ""}
     done = fresh.run("-c", CALL, env=environment, check=True)
     assert ("INFO nxcore.choose.chooser: choice: add(" in done.stderr) == lines
     assert done.stdout == ""

@@ -70,7 +70,7 @@ def test_what_one_thread_measures_is_found_by_the_next_process(tmp_path: Path) -
     pytest.importorskip("numba")
     how = {"NXCORE_CACHE": str(tmp_path / "cache"), "NXCORE_POLICY": "measure", "NXCORE_BACKENDS": "numba"}
     assert run("-c", ONE_THREAD, **how).split() == ["1", "1"]
-    how["NXCORE_POLICY"] = "estimate"  # measures nothing, so what it finds was measured before
+    how["NXCORE_POLICY"] = "frozen"  # measures nothing, so what it finds was measured before
     assert run("-c", ONE_THREAD, **how).split() == ["1", "1"]
 
 

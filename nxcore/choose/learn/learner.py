@@ -1,4 +1,4 @@
-"""Online: a new problem's kernels are prepared in the background, and its calls determine the winner."""
+"""Learning: a new problem's kernels are prepared in the background, and its calls determine the winner."""
 
 from __future__ import annotations
 

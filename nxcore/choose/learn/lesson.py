@@ -128,7 +128,7 @@ class Lesson:
         """Take the decision that was made beside the program."""
         stays = self._learner.survey.stays.get(self._problem, "what was measured can't be read")
         self._learner.recall.wisdom.store.refresh()
-        found = self._learner.recall.recall(self._problem, (), "estimate")
+        found = self._learner.recall.recall(self._problem, (), "known")
         self._finish(found or self._tuner.stay(self._problem, None, stays))
 
     @property
@@ -286,7 +286,7 @@ class Lesson:
         decision = decided(self._problem, candidates, again, self._entries, before=before)
         choice = replace(carry_out(decision, self._entries), again=again)
         self._race = None
-        self._finish(self._learner.recall.kept(self._problem, (), choice, "online"))
+        self._finish(self._learner.recall.kept(self._problem, (), choice, "auto"))
 
     def _rest(self) -> None:
         """Continue to race once the budget allows it."""

@@ -32,7 +32,7 @@ class Noisy(fakes.Clock):
         return timed
 
 
-def learning(forward, backward, policy="online", cache=None, lock=None, noise=lambda: 1.0, us=100.0):
+def learning(forward, backward, policy="auto", cache=None, lock=None, noise=lambda: 1.0, us=100.0):
     """Return a session whose one backend takes so much of torch's ``us`` each way, and who ran.
 
     Each time is multiplied by ``noise()``.

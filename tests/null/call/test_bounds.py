@@ -52,7 +52,7 @@ def meet(op, start, times):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)]
+    ("policy", "times"), [("frozen", 2), ("measure", 2), ("auto", 2), ("auto", RARE + 2)]
 )
 def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy, times):
     session = Session(Settings(policy=policy), fakes.registry(fakes.backend()), fakes.QUICK)

@@ -65,7 +65,7 @@ def test_both_ways_are_learnt_from_calls_and_the_bridge_stays_where_a_kernel_won
     assert set(runs) == {n for n, share in (("forward", forward), ("backward", backward)) if 0 < share < 1}
 
 
-@pytest.mark.parametrize("policy", ["measure", "estimate"])
+@pytest.mark.parametrize("policy", ["measure", "frozen"])
 def test_where_torch_serves_both_ways_its_own_autograd_does(policy, raced_by):
     session, _ = learning(1.5, 1.5, policy)
     clock = session.chooser.learner.clock
@@ -250,7 +250,7 @@ def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch, rec
         step(session, dense=True)
     assert seen == [["torch", "fast + fast"]]
     (entry,) = [e for of, e in session.wisdom.pages(torch.device("cpu")) if is_pair(of)]
-    assert entry.policy == "online"
+    assert entry.policy == "auto"
     assert not step(session, dense=True)
 
 
@@ -267,7 +267,7 @@ def test_a_race_does_not_call_hooks_on_saved_tensors(joining):
     assert len(session.chooser.pairs._found) == 1
 
 
-@pytest.mark.parametrize("policy", ["estimate", "frozen"])
+@pytest.mark.parametrize("policy", ["frozen"])
 def test_where_nothing_is_learnt_the_first_call_is_torchs_as_all_are(policy):
     """The bridge has other last bits: a search that goes on in a new process would differ."""
     session, runs = learning(0.5, 0.5, policy)
@@ -338,7 +338,7 @@ def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, join
         for name, spec in SPECS.items()
     ]  # fmt: skip
     session = Session(
-        Settings(audit=False, cache=None, policy="online"),
+        Settings(audit=False, cache=None, policy="auto"),
         fakes.registry(fakes.backend("fast", *map(kernel, names[1:])), specs=specs),
         fakes.QUICK,
     )

@@ -48,7 +48,7 @@ def runs_of(session, runs):
     return step(session, dense=True), set(runs)
 
 
-@pytest.mark.parametrize("policy", ["frozen", "online", "measure"])
+@pytest.mark.parametrize("policy", ["frozen", "auto", "measure"])
 @pytest.mark.parametrize(("us", "expected"), [(70, (False, set())), (0, (True, {"forward", "backward"}))])
 def test_a_lock_decides_both_ways_together(us, expected, policy, decided, joining, tmp_path):
     path = written(decided(us, tmp_path / "one"), tmp_path / "lock.json")

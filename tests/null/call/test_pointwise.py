@@ -132,7 +132,7 @@ import pickle, pathlib, torch
 gated = pickle.loads(pathlib.Path({str(path)!r}).read_bytes())
 print(gated.__name__, gated(torch.tensor([-2.0]), torch.ones(1), slope=0.5).item())
 """
-    env = os.environ | {"NXCORE_BACKENDS": "numba", "NXCORE_POLICY": "estimate"}
+    env = os.environ | {"NXCORE_BACKENDS": "numba", "NXCORE_POLICY": "frozen"}
     ran = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
     assert ran.stdout.split() == [gated.__name__, "-1.0"], ran.stderr
 

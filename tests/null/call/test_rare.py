@@ -211,7 +211,7 @@ def test_a_backend_that_is_requested_serves_from_the_first_call_on():
     assert [c.decision.rule for c in session.chooser.choices.values()] == ["pinned"]
 
 
-@pytest.mark.parametrize("policy", ["measure", "estimate", "frozen"])
+@pytest.mark.parametrize("policy", ["measure", "frozen"])
 def test_other_policies_decide_at_the_first_call(policy):
     session = online(policy=policy)
     session.op("add")(X, X)
@@ -230,7 +230,7 @@ def test_a_lock_applies_from_its_next_call_on():
     session = online()
     op = session.op("add")
     op(X, X)
-    session.hold(Lock({"some": "fake"}), "online")
+    session.hold(Lock({"some": "fake"}), "auto")
     op(X, X)
     assert session.decided == 1
 

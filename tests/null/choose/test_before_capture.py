@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore.context import in_force
+from nxcore.context import Purpose, in_force
 from nxcore.spec.tally import tally
 from nxcore.store.lock import Lock
 from tests.null.choose.test_prune import decided, machine, problem
@@ -16,7 +16,7 @@ __all__ = ["machine"]
 def later(session, size=1000, **policy):
     """Return the decision on a call in a block that leaves choices to a capture."""
     x = torch.randn(size)
-    with in_force(later=True, **policy):
+    with in_force(purpose=Purpose.WAIT, **policy):
         return session.chooser.choose(problem(size), (x, x, 1, None)).decision
 
 
@@ -31,18 +31,18 @@ def test_before_a_capture_torch_serves_what_is_known_and_what_would_be_measured(
     )
     assert (tally().races, machine.planned) == (raced, [])
     assert decided(session).chosen == "two", "a call outside of the block is decided as ever"
-    session = machine.process(policy="online", two=50)
+    session = machine.process(policy="auto", two=50)
     machine.planned.clear()
     assert later(session).chosen == "torch"
     assert machine.planned == []
     assert decided(session).chosen == "two"
 
 
-@pytest.mark.parametrize("policy", ["online", "estimate", "frozen"])
+@pytest.mark.parametrize("policy", ["auto", "frozen"])
 def test_before_a_capture_what_is_unknown_is_learnt_as_ever(machine, policy):
     machine.images = ("two",)
     found = later(machine.process(policy=policy, two=50))
-    assert found.rule == ("exploring" if policy == "online" else "prior")
+    assert found.rule == ("exploring" if policy == "auto" else "prior")
 
 
 def test_before_a_capture_a_request_counts(machine):

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from nxcore.choose import beforehand
-from nxcore.context import in_force
+from nxcore.context import Purpose, in_force
 from nxcore.measure import race as racing
 from nxcore.spec.compiling import UncompiledError
+from nxcore.store.lock import Lock
 from tests.null import fakes
 from tests.null.choose.learn.test_exploration import X, learning
 
@@ -26,7 +27,7 @@ def recorded(monkeypatch, raced_by, tmp_path):
     raced_by(functools.partial(racing.race, clock=clock))
 
     def made(**us):
-        with in_force(at_once=True):
+        with in_force(purpose=Purpose.DECIDE):
             learning(folder=tmp_path, **us)[0].op("add")(X, X)
         session, verified = learning(folder=tmp_path, **us)[0], []
         monkeypatch.setattr(
@@ -39,7 +40,7 @@ def recorded(monkeypatch, raced_by, tmp_path):
     return made
 
 
-def expected(session, like, policy="online"):
+def expected(session, like, policy="auto"):
     """Let a network be called with a tensor, and its kernels be verified."""
     with in_force(policy=policy):
         session.chooser.expect(like)
@@ -62,17 +63,25 @@ def test_the_winner_is_verified_once(recorded):
 @pytest.mark.parametrize(
     ("like", "policy"),
     [
-        (torch.ones(X.shape[0] + 1, *X.shape[1:]), "online"),
-        (torch.ones(X.shape, dtype=torch.float64), "online"),
-        (torch.ones(X.shape), "frozen"),
-        (torch.ones(()), "online"),
+        (torch.ones(X.shape[0] + 1, *X.shape[1:]), "auto"),
+        (torch.ones(X.shape, dtype=torch.float64), "auto"),
+        (torch.ones(()), "auto"),
     ],
-    ids=["another batch", "another dtype", "nothing changes", "no batch"],
+    ids=["another batch", "another dtype", "no batch"],
 )
 def test_other_networks_have_none(recorded, like, policy):
     session, verified = recorded(torch=100, fast=50)
     expected(session, like, policy)
     assert verified == []
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_frozen_record_has_one_unless_a_lock_is_alone(recorded, locked):
+    session, verified = recorded(torch=100, fast=50)
+    if locked:
+        session.chooser.hold(Lock({}), session.settings)
+    expected(session, torch.ones(X.shape), "frozen")
+    assert [name for name, _ in verified] == ([] if locked else ["fast"])
 
 
 def test_there_is_none_where_torch_wins(recorded):

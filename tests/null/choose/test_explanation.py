@@ -160,8 +160,7 @@ def test_it_tells_who_runs_as_things_are_without_measuring(machine):
             "measure",
             "the policy is 'measure', which measures it at its first call, not for an explanation",
         ),
-        ("online", "the policy is 'online', which explores it in its calls, once it comes back"),
-        ("estimate", "it was never measured, and the policy is 'estimate'"),
+        ("auto", "the policy is 'auto', which explores it in its calls, once it comes back"),
         ("frozen", "it was never measured, and the policy is 'frozen'"),
     ],
 )
@@ -175,7 +174,7 @@ def test_a_pool_with_a_gradient_is_served_by_torch_while_its_kernels_are_raced()
     """The result of torch's pool with indices, the fastest, is no result of the operator."""
     session = fakes.session(fakes.backend("fake", fakes.kernel("max_pool2d_with_offsets")))
     x = torch.randn(1, 2, 8, 8, requires_grad=True)
-    with session.policy("online"):
+    with session.policy("auto"):
         for _ in range(MET + 1):
             session.op("max_pool2d")(x, 3)
         found = session.explain("max_pool2d", x, 3, decide=False)
@@ -187,7 +186,7 @@ def test_a_pool_with_a_gradient_is_served_by_torch_while_its_kernels_are_raced()
 
 def test_who_takes_turns_is_told_with_progress():
     session = fakes.session(fakes.backend("fake", fakes.kernel("add")))
-    with session.policy("online"):
+    with session.policy("auto"):
         session.chooser.learner.keep_to(Pace(float("inf")))
         for _ in range(MET):
             session.op("add")(X, X)

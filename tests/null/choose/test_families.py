@@ -130,7 +130,7 @@ class World:
         fakes.identified(monkeypatch)
         self.folder, self.clock, self.runs = folder, fakes.Clock(), []
 
-    def process(self, *backends, audit=False, policy="online", **us):
+    def process(self, *backends, audit=False, policy="auto", **us):
         spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch", 100), ADD), idioms={})
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
         made = [fakes.backend(n, self.kernel(n, t)) for n, t in us.items()]
@@ -223,7 +223,7 @@ def test_explain_names_the_rule_and_the_sizes(world):
 
 def test_a_measurement_replaces_it():
     choice = Choice(Decision("fast", "family", ""), ADD, None, None)
-    assert [enough(choice, policy) for policy in ("online", "estimate", "measure")] == [True, True, False]
+    assert [enough(choice, policy) for policy in ("auto", "known", "measure")] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_the_next_process_has_the_choice_and_tuning_races_the_others_too(machine
     machine.compiled.clear()
     assert decided(machine.process(**FOUR)).chosen == "two"
     assert machine.compiled == [], "what was pruned isn't new"
-    session = machine.process(policy="estimate", **FOUR)
+    session = machine.process(policy="frozen", **FOUR)
     x = torch.randn(1000)
     cell = ahead.Cell(SPECS["add"], "it", lambda: (x, x, 1, None))
     (row,) = ahead.tuned(session, [cell], effort=fakes.QUICK)
@@ -299,16 +299,16 @@ def test_a_plugin_more_compiles_nothing_for_a_known_problem_without_a_promise(ma
     assert machine.compiled == ["four"], "it wins at the nearest size"
 
 
-@pytest.mark.parametrize("policy", ["online", "measure"])
+@pytest.mark.parametrize("policy", ["auto", "measure"])
 def test_what_must_be_known_at_once_leaves_out_what_figures_of_elsewhere_lack(machine, policy):
     machine.images = ("two", "four")
     decided(machine.process(two=50))
     session = machine.process(policy=policy, two=50, four=30)
     page = session.wisdom.read(problem(1000))
     session.wisdom.write(problem(1000), dataclasses.replace(page, foreign=True))
-    found = decided(session)  # by `online` in place of its turns
-    assert found.chosen == ("two" if policy == "online" else "four")
-    if policy == "online":
+    found = decided(session)  # by `auto` in place of its turns
+    assert found.chosen == ("two" if policy == "auto" else "four")
+    if policy == "auto":
         assert "took no part where the figures were measured" in found["four"].refusal.reason
 
 
@@ -318,7 +318,7 @@ def test_a_known_problem_is_learnt_anew_for_a_changed_winner_alone(machine, chan
     us = {"one": 60, "two": 50, "three": 40}
     found = decided(machine.process(**us))
     assert (found.chosen, found["three"].refusal.code) == ("two", Code.PRUNED)
-    session = machine.process(policy="online", **us)
+    session = machine.process(policy="auto", **us)
     page = session.wisdom.read(problem(1000))
     session.wisdom.write(problem(1000), dataclasses.replace(page, foreign=True))
     asked = []

@@ -25,7 +25,7 @@ def page(chosen):
 
 
 def process(folder):
-    return Session(Settings(cache=folder, policy="online"), fakes.registry(specs=SPECS))
+    return Session(Settings(cache=folder, policy="auto"), fakes.registry(specs=SPECS))
 
 
 @pytest.mark.parametrize("chosen", ["torch", "torch-idiom", "fake"])
@@ -40,7 +40,7 @@ def test_a_kernel_has_won_where_a_record_says_so(chosen, tmp_path):
 
 def test_an_operator_that_was_not_made_yet_is_read_too(tmp_path):
     process(tmp_path).wisdom.write(PROBLEM, page("fake"))
-    session = Session(Settings(cache=tmp_path, policy="online"), fakes.registry(specs=SPECS[:-2]))
+    session = Session(Settings(cache=tmp_path, policy="auto"), fakes.registry(specs=SPECS[:-2]))
     added = []
     session.registry.latent["relu"] = lambda: added.append(session.registry.add_ops(SPECS[-2:], fakes.CORE))
     assert session.chooser.recorded.won("relu")

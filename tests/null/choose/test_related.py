@@ -30,13 +30,13 @@ NEAR = (500, 2000)
 @pytest.fixture(autouse=True)
 def _nothing_is_measured(monkeypatch, raced_by):
     def race(*args, **how):
-        raise AssertionError("policy estimate measures nothing")
+        raise AssertionError("nothing is to be measured")
 
     raced_by(race)
     fakes.identified(monkeypatch)
 
 
-def estimating(folder=None, *backends, policy="estimate"):
+def knowing(folder=None, *backends, policy="frozen"):
     return Session(
         Settings(cache=folder, policy=policy), fakes.registry(*(backends or [fakes.backend("fast")]))
     )
@@ -79,7 +79,7 @@ def unmeasured(session, size=1000):
 
 
 def test_torch_serves_what_was_never_measured():
-    session = estimating()
+    session = knowing()
     assert unmeasured(session)
     learnt(session, torch=2, fast=1)
     assert unmeasured(session, 999), "other sizes serve it under a policy that learns"
@@ -100,7 +100,7 @@ def elsewhere(session, folder, *, sizes=(400, 500, 800, 1500, 2000, 3000), **fac
 
 
 def test_imported_figures_of_another_device_serve_no_problem_here(tmp_path):
-    session = estimating(tmp_path)
+    session = knowing(tmp_path)
     found = transfer.read(elsewhere(session, tmp_path, name="a faster one"))
     transfer.imported(session.wisdom.store, *found)
     assert unmeasured(session, 800)
@@ -108,11 +108,11 @@ def test_imported_figures_of_another_device_serve_no_problem_here(tmp_path):
 
 def shipping(folder, monkeypatch):
     monkeypatch.setattr(transfer, "SHIPPED", folder)
-    return estimating()
+    return knowing()
 
 
 def test_what_is_shipped_is_known_on_the_very_same_device(tmp_path, monkeypatch):
-    elsewhere(estimating(), tmp_path)
+    elsewhere(knowing(), tmp_path)
     session = shipping(tmp_path, monkeypatch)
     exact = decision(session, 800)
     assert (exact.chosen, exact.rule) == ("fast", "measured")
@@ -120,7 +120,7 @@ def test_what_is_shipped_is_known_on_the_very_same_device(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("other", [{"name": "another"}, {"units": 999}, {"memory": 1}, {"l2": 1}])
 def test_what_is_shipped_of_another_device_serves_no_problem_here(tmp_path, monkeypatch, other):
-    elsewhere(estimating(), tmp_path, **other)
+    elsewhere(knowing(), tmp_path, **other)
     assert unmeasured(shipping(tmp_path, monkeypatch), 800)
 
 
@@ -131,7 +131,7 @@ def related(wisdom_has):
 
 
 def test_what_a_related_device_clearly_won_serves_until_it_is_confirmed(tmp_path, monkeypatch, related):
-    elsewhere(estimating(), tmp_path, name="another", memory=1)
+    elsewhere(knowing(), tmp_path, name="another", memory=1)
     session = shipping(tmp_path, monkeypatch)
     found = decision(session, 800)
     assert (found.chosen, found.rule) == ("fast", "measured")
@@ -145,25 +145,25 @@ def test_what_a_related_device_clearly_won_serves_until_it_is_confirmed(tmp_path
 
 @pytest.mark.parametrize("other", [{"capability": "another"}, {"units": 999}])
 def test_a_device_of_another_kind_is_not_related(tmp_path, monkeypatch, related, other):
-    elsewhere(estimating(), tmp_path, name="another", **other)
+    elsewhere(knowing(), tmp_path, name="another", **other)
     assert unmeasured(shipping(tmp_path, monkeypatch), 800)
 
 
 def test_a_narrow_win_on_a_related_device_serves_no_problem_here(tmp_path, monkeypatch, related):
-    elsewhere(estimating(), tmp_path, name="another")
+    elsewhere(knowing(), tmp_path, name="another")
     session = shipping(tmp_path, monkeypatch)
     monkeypatch.setattr(pages, "AHEAD", 3.0)
     assert unmeasured(session, 800)
 
 
 def test_under_measure_a_related_device_counts_for_nothing(tmp_path, monkeypatch, related):
-    elsewhere(estimating(), tmp_path, name="another")
+    elsewhere(knowing(), tmp_path, name="another")
     monkeypatch.setattr(transfer, "SHIPPED", tmp_path)
-    assert decision(estimating(policy="measure"), 800).chosen == "torch", "its race failed here"
+    assert decision(knowing(policy="measure"), 800).chosen == "torch", "its race failed here"
 
 
 def test_what_was_measured_here_comes_before_what_is_shipped(tmp_path, monkeypatch):
-    elsewhere(estimating(), tmp_path)
+    elsewhere(knowing(), tmp_path)
     session = shipping(tmp_path, monkeypatch)
     learnt(session, (800,), torch=1, fast=2)
     assert decision(session, 800).chosen == "torch"
@@ -198,17 +198,17 @@ def nearest(session, size=1000):
 
 
 def test_pages_that_describe_no_problem_are_left_aside(tmp_path):
-    session = estimating(tmp_path)
+    session = knowing(tmp_path)
     learnt(session, torch=2, fast=1)
     facts = environment(torch.device("cpu"))
     for wrong in ({"op": "add"}, {"op": "add", "devices": ["cpu"], "x": 3}):
         kept = page(session, problem(5), torch=2, fast=1).to_dict()
         session.wisdom.store.write(f"{digest(facts)}/entries", wrong | {"deterministic": False}, kept)
-    assert nearest(estimating(tmp_path)) == {"torch": 1000, "fast": 500}
+    assert nearest(knowing(tmp_path)) == {"torch": 1000, "fast": 500}
 
 
 def test_the_nearest_size_is_of_this_device_or_of_the_one_with_most_in_common(tmp_path, monkeypatch):
-    elsewhere(estimating(), tmp_path, sizes=(900, 1500), name="another")
+    elsewhere(knowing(), tmp_path, sizes=(900, 1500), name="another")
     session = shipping(tmp_path, monkeypatch)
     assert nearest(session) == {"torch": 1800, "fast": 900}
     learnt(session, torch=3, fast=1)
@@ -220,12 +220,12 @@ def test_the_nearest_size_is_of_this_device_or_of_the_one_with_most_in_common(tm
 def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, wisdom_has):
     wisdom_has(SHELF=4)
     facts = environment(torch.device("cpu"))
-    session = estimating(tmp_path)
+    session = knowing(tmp_path)
     session.wisdom.shelf(facts, "add")
     learnt(session, range(300, 320), torch=2, fast=1)
     learnt(session, NEAR, torch=2, fast=1)
     learnt(session, (300,), torch=2, fast=1)
-    again = estimating(tmp_path)
+    again = knowing(tmp_path)
     for known in (session, again):
         shapes = [of["x"]["shape"] for of, _ in known.wisdom.shelf(facts, "add").values()]
         assert shapes == [[319], [500], [2000], [300]]
@@ -234,7 +234,7 @@ def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, wisdom_has):
 def test_what_is_kept_of_pages_has_an_end(monkeypatch, wisdom_has):
     monkeypatch.setattr(families, "POINTS", 8)
     wisdom_has(SHELF=4)
-    session = estimating()
+    session = knowing()
     for size in range(300, 340, 2):
         learnt(session, (size,), torch=2, fast=1)
         assert nearest(session, size + 1)
@@ -243,4 +243,4 @@ def test_what_is_kept_of_pages_has_an_end(monkeypatch, wisdom_has):
 
 def test_a_number_among_the_arguments_is_no_obstacle():
     x = torch.ones(5)
-    assert torch.equal(estimating().op("add")(x, 1.5, alpha=2), x * 4)
+    assert torch.equal(knowing().op("add")(x, 1.5, alpha=2), x * 4)

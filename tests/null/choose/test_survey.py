@@ -16,7 +16,7 @@ from nxcore.call import serving
 from nxcore.choose import survey, worker, workers
 from nxcore.choose.process import Answer, Task
 from nxcore.choose.survey import COST, FULL, IDLE, Survey
-from nxcore.context import in_force
+from nxcore.context import Purpose, in_force
 from nxcore.measure import race as racing
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
@@ -127,7 +127,7 @@ def test_the_process_is_started_before_there_is_a_problem():
 
 
 @pytest.mark.parametrize(
-    ("policy", "known", "prepared"), [("online", False, 1), ("online", True, 0), ("measure", False, 0)]
+    ("policy", "known", "prepared"), [("auto", False, 1), ("auto", True, 0), ("measure", False, 0)]
 )
 def test_it_is_prepared_where_nothing_is_known_of_a_device(tmp_path, policy, known, prepared, monkeypatch):
     chooser, found = beside(tmp_path, torch=50, fast=100)[0].chooser, []
@@ -278,14 +278,14 @@ def test_where_nothing_could_be_raced_torch_stays(tmp_path):
 
 def test_what_a_capture_asks_is_measured_beside_it_and_read_by_the_next_one(tmp_path):
     session, process, runs, answer = beside(tmp_path, torch=100, fast=50)
-    with in_force(later=True):
+    with in_force(purpose=Purpose.WAIT):
         called(session, 30)
     assert session.chooser.explorations() == [], "nothing is learnt for calls that a capture replaces"
-    with in_force(at_once=True, patient=True):
+    with in_force(purpose=Purpose.CAPTURE):
         session.op("add")(X, X)
     assert (set(runs), len(process.tasks), session.learning) == ({"torch"}, 1, True)
     answer()
-    with in_force(at_once=True, patient=True):
+    with in_force(purpose=Purpose.CAPTURE):
         runs.clear()
         session.op("add")(X, X)
         assert runs[-1] == "fast"
@@ -293,32 +293,32 @@ def test_what_a_capture_asks_is_measured_beside_it_and_read_by_the_next_one(tmp_
 
 def test_a_run_that_finds_problems_takes_one_for_a_kernels_until_that_is_known(tmp_path):
     session, _, _, answer = beside(tmp_path, torch=50, fast=100)
-    with in_force(at_once=True, patient=True):
+    with in_force(purpose=Purpose.CAPTURE):
         assert session.op("add").by_kernel(X, X, 1, None) is None
-    with in_force(at_once=True, patient=True, finding=True):
+    with in_force(purpose=Purpose.FIND):
         torch.testing.assert_close(session.op("add").by_kernel(X, X, 1, None), X + X)
         answer()
         assert session.op("add").by_kernel(X, X, 1, None) is None, "the caller runs its own parts"
 
 
-@pytest.mark.parametrize(("finding", "policy"), [(True, "estimate"), (False, "online")])
+@pytest.mark.parametrize(("finding", "policy"), [(True, "known"), (False, "auto")])
 def test_no_pair_is_measured_of_halves_that_are_not_known(tmp_path, monkeypatch, finding, policy):
     session, *_ = beside(tmp_path, torch=100, fast=50)
     policies = []
     crossing = SimpleNamespace(call=lambda *args: X, settle=lambda half: None)
     monkeypatch.setattr(serving, "Crossing", lambda *_, policy, **__: policies.append(policy) or crossing)
     monkeypatch.setattr(session.tuner, "accepting", lambda *_: ["fast"])
-    with in_force(at_once=True, patient=True, finding=finding):
+    with in_force(purpose=Purpose.FIND if finding else Purpose.CAPTURE):
         session.op("add")(X, X[:1].clone().requires_grad_())
     assert policies == [policy]
 
 
 def test_plans_stay_where_a_problem_is_known_that_was_measured_beside(tmp_path, monkeypatch):
     session, _, _, answer = beside(tmp_path, torch=100, fast=50)
-    with in_force(at_once=True, patient=True, finding=True):
+    with in_force(purpose=Purpose.FIND):
         session.op("add")(X, X)
     answer()
-    with in_force(at_once=True):
+    with in_force(purpose=Purpose.DECIDE):
         session.op("add")(X[:1], X[:1])
         session.op("add")(X, X)
         assert len(session.op("add").plans) == 2, "a recording would have to make the first one again"
@@ -326,7 +326,7 @@ def test_plans_stay_where_a_problem_is_known_that_was_measured_beside(tmp_path, 
 
 def test_who_does_not_come_back_measures_at_once(tmp_path):
     session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
-    with in_force(at_once=True):
+    with in_force(purpose=Purpose.DECIDE):
         session.op("add")(X, X)
     assert process.tasks == []
     assert runs[-1] == "fast"
@@ -335,7 +335,7 @@ def test_who_does_not_come_back_measures_at_once(tmp_path):
 def test_a_run_measures_as_many_itself_as_it_is_told(tmp_path):
     session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
     session.chooser.survey.spare = 1
-    with in_force(at_once=True, patient=True, finding=True):
+    with in_force(purpose=Purpose.FIND):
         session.op("add")(X, X)
         assert (process.tasks, runs[-1]) == ([], "fast")
         session.op("add")(X[:1], X[:1])

@@ -46,7 +46,7 @@ def test_where_noise_never_ends_races_do(machine):
     assert page_of(machine).decision.noise < 3.5, "the one with the least noise stays"
     machine.noise = 0.0
     session = machine.process(fast=50)
-    with session.policy("estimate"):
+    with session.policy("frozen"):
         session.op("add")(X, X)
     assert machine.raced == [], "other policies measure nothing, as ever"
 

@@ -117,7 +117,7 @@ def test_without_compiling_there_are_no_workers(tmp_path, monkeypatch):
     assert allowed(Settings(cache=tmp_path, workers=3, jit=False)) == 0
 
 
-@pytest.mark.parametrize("policy", ["online", "measure", "estimate"])
+@pytest.mark.parametrize("policy", ["auto", "measure"])
 def test_nothing_is_raced_and_torch_serves_the_unknown(world, policy):
     before, session = tally().races, world(policy=policy, measure=False)
     for _ in range(2 * MET):
@@ -125,14 +125,14 @@ def test_nothing_is_raced_and_torch_serves_the_unknown(world, policy):
     session.chooser.learner.settle(10)
     found = session.explain("add", X, X).decision
     assert (found.chosen, found.rule) == ("torch", "prior")
-    assert found.reason.endswith("NXCORE_NO_MEASURE is set") or policy == "estimate"
+    assert found.reason.endswith("NXCORE_NO_MEASURE is set")
     assert not session.learning
     with session.policy("measure"):
         assert torch.equal(session.op("add")(X, X), 2 * X)
     assert tally().races == before
 
 
-@pytest.mark.parametrize("policy", ["online", "measure"])
+@pytest.mark.parametrize("policy", ["auto", "measure"])
 def test_what_is_recorded_serves_without_a_race(world, policy):
     world().explain("add", X, X)
     before, session = tally(), world(policy=policy, measure=False, jit=False)

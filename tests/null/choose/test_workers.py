@@ -380,7 +380,7 @@ def test_a_program_without_a_guard_has_its_kernels_compiled_beside_it(tmp_path):
     env = os.environ | {
         "NXCORE_WORKERS": "1",
         "NXCORE_CACHE": str(tmp_path),
-        "NXCORE_POLICY": "online",
+        "NXCORE_POLICY": "auto",
         "NXCORE_BACKENDS": "numba",
         "NXCORE_LOG": "warning",
     }

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import nxcore
-from nxcore.context import PREFERENCE, REGIME
+from nxcore.context import PREFERENCE, REGIME, Purpose
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs import graphed
 from nxcore.graphs.graphed import Failure, Graphed, check_result, in_words, signature
@@ -339,10 +339,10 @@ def test_a_failure_before_the_capture_is_raised_as_it_is(cuda_answers):
 
 def test_problems_met_before_a_capture_are_measured_and_not_learnt():
     session = fakes.session(fakes.backend())
-    session.chooser.settings = fakes.replace(session.settings, policy="online")
-    assert session.chooser.policy == "online"
+    session.chooser.settings = fakes.replace(session.settings, policy="auto")
+    assert session.chooser.policy == "auto"
     with graphed.deciding():
         assert session.chooser.policy == "measure"
-        with session.policy("estimate"):
-            assert session.chooser.policy == "estimate", "what was asked for stays"
-    assert not PREFERENCE.get().at_once
+        with session.policy("frozen"):
+            assert session.chooser.policy == "frozen", "what was asked for stays"
+    assert PREFERENCE.get().purpose is Purpose.RUN

@@ -13,7 +13,7 @@ from tests.null import fakes
 @pytest.fixture
 def session(as_default):
     """A session of fakes in the place of the default one, which is what torch.ops.nxcore calls."""
-    found = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()), fakes.QUICK)
+    found = Session(Settings(policy="frozen"), fakes.registry(fakes.backend()), fakes.QUICK)
     as_default(found)
     torch._dynamo.reset()
     yield found

@@ -54,7 +54,7 @@ def test_what_is_exported_runs_in_a_fresh_process(session, tmp_path):
     torch.export.save(program, tmp_path / "mixed.pt2")
     torch.save((other, model(other).detach()), tmp_path / "numbers.pt")
     command = [sys.executable, "-W", "ignore", "-c", LOADER, str(tmp_path)]
-    bare = os.environ | {"NXCORE_POLICY": "estimate", "NXCORE_BACKENDS": ""}
+    bare = os.environ | {"NXCORE_POLICY": "frozen", "NXCORE_BACKENDS": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=bare)
     assert done.stdout.strip().endswith("done"), done.stderr[-1500:]
 

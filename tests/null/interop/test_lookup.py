@@ -33,7 +33,7 @@ FORMS = {
     "ops": lambda x: nxcore.ops.add(x, x),
     "use": lambda x: preferring(nxcore.use("fake"), lambda: nxcore.op("add")(x, x)),
     "use by ops": lambda x: preferring(nxcore.use("fake"), lambda: nxcore.ops.add(x, x)),
-    "policy": lambda x: preferring(nxcore.policy("estimate"), lambda: nxcore.op("add")(x, x)),
+    "policy": lambda x: preferring(nxcore.policy("frozen"), lambda: nxcore.op("add")(x, x)),
 }
 
 

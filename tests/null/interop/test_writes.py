@@ -57,7 +57,7 @@ def operator(name: str, **how: Any) -> Any:
     spec, back, _ = made(name)
     specs = list(fakes.SPECS.values()) if name in fakes.SPECS else [spec, back]
     kernels = [fakes.kernel(s.name, fakes.Counter(s.reference)) for s in specs]
-    settings = Settings(policy="estimate")
+    settings = Settings(policy="frozen")
     return Session(settings, fakes.registry(fakes.backend("fake", *kernels), specs=specs), fakes.QUICK).op(
         spec.name, **how
     )
@@ -222,7 +222,7 @@ def test_turns_of_an_exploration_run_a_loop_that_torch_runs():
     spec, back, _ = made("tanh")
     kernels = [fakes.kernel(s.name, fakes.Counter(s.reference)) for s in (spec, back)]
     registry = fakes.registry(fakes.backend("fake", *kernels), specs=[spec, back])
-    session = Session(Settings(policy="online"), registry, fakes.QUICK)
+    session = Session(Settings(policy="auto"), registry, fakes.QUICK)
     op = session.op(spec.name)
     for _ in range(200):
         leaf = torch.randn(64, 64, requires_grad=True)

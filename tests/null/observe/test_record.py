@@ -117,7 +117,7 @@ def test_a_recording_leaves_to_torch_what_torch_serves_and_counts_it(tmp_path):
     session = fakes.session()  # torch alone
     x, w = (torch.randn(1, 2, 6, 6), torch.randn(2, 1, 3, 3, requires_grad=True))
     norm = session.op("batch_norm")
-    with session.record(tmp_path / "met"), session.policy("online"):
+    with session.record(tmp_path / "met"), session.policy("auto"):
         for _ in range(12):
             out = session.op("depthwise_conv2d")(x, w)
             out.sum().backward()
@@ -132,7 +132,7 @@ def test_a_recording_leaves_to_torch_what_torch_serves_and_counts_it(tmp_path):
 def test_a_gradient_counts_as_often_as_its_forward_call_whoever_computes_it(tmp_path, steps):
     session = fakes.session(fakes.backend())
     x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 1, 3, 3, requires_grad=True)
-    with session.record(tmp_path / "met"), session.policy("online"):
+    with session.record(tmp_path / "met"), session.policy("auto"):
         for _ in range(steps):
             session.op("depthwise_conv2d")(x, w).square().sum().backward()
     found = {line["op"]: line["count"] for line in lines(tmp_path / "met")}
@@ -205,7 +205,7 @@ def test_tune_replays_a_trace_and_the_calls_know(default, tmp_path, monkeypatch)
     fakes.identified(monkeypatch)
     path = tmp_path / "met"
     args = fakes.build("max_pool2d_backward", "formats_differ")
-    with nxcore.record(path), nxcore.policy("estimate"):
+    with nxcore.record(path), nxcore.policy("frozen"):
         nxcore.op("add")(X.t(), X.t())
         nxcore.op("max_pool2d_backward")(*args)
     rows = run("--from-trace", str(path))

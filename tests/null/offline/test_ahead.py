@@ -71,7 +71,7 @@ class Machine:
         ]
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
         found = Session(
-            Settings(cache=self.folder, policy="estimate"),
+            Settings(cache=self.folder, policy="frozen"),
             fakes.registry(*backends, specs=specs),
             fakes.QUICK,
         )
@@ -199,7 +199,7 @@ def test_what_it_measured_is_known_where_a_gradient_is_needed(machine):
     machine.tune(*SMALL)
     session = machine.process()
     x, y = (t.clone().requires_grad_() for t in fakes.build("add", "prime")[:2])
-    with session.policy("estimate"):
+    with session.policy("frozen"):
         assert session.explain("add", x, y).decision.chosen == "fast"
     assert machine.raced == []
 
@@ -209,7 +209,7 @@ def recorded(op, folder, monkeypatch):
     fakes.identified(monkeypatch)
     trace = folder / "met.jsonl"
     registry = fakes.registry(fakes.backend("fast"))
-    session = Session(Settings(cache=folder / "cache", policy="estimate"), registry, fakes.QUICK)
+    session = Session(Settings(cache=folder / "cache", policy="frozen"), registry, fakes.QUICK)
     with session.record(trace):
         x, w = torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(2, 1, 3, 3, requires_grad=True)
         out = session.op(op)(x, *((w,) if op == "depthwise_conv2d" else (2,)))

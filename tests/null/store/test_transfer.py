@@ -128,7 +128,7 @@ def lock(folder, label):
 
 def test_a_lock_decides_whatever_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("nxcore.measure.race.race", fakes.raising(AssertionError("measured")))
-    for policy in ("measure", "online", "estimate", "frozen"):
+    for policy in ("measure", "auto", "frozen"):
         session = measured(None, policy=policy, lock=lock(tmp_path, "fake"))
         assert torch.equal(session.op("add")(X, X), 2 * X)
         found = session.explain("add", X, X).decision
@@ -143,12 +143,27 @@ def test_a_locked_kernel_that_is_not_there_leaves_torch_or_an_error(tmp_path):
         measured(None, lock=path, strict=True).op("add")(X, X)
 
 
-def test_frozen_without_a_word_of_the_lock_is_torch_or_an_error(tmp_path):
-    measured(tmp_path, (3, 4))
+def test_frozen_without_a_word_of_the_record_is_torch_or_an_error(tmp_path):
+    measured(tmp_path, (5,))
     found = measured(tmp_path, policy="frozen").op("add")
     assert torch.equal(found(X, X), 2 * X)
-    with pytest.raises(UnsupportedProblemError, match="the lock has no entry for add"):
+    with pytest.raises(UnsupportedProblemError, match="the record has no entry for add"):
         measured(tmp_path, policy="frozen", strict=True).op("add")(X, X)
+
+
+def test_frozen_without_a_lock_has_the_record_and_with_one_the_lock_alone(tmp_path):
+    measured(tmp_path, (3, 4))
+    session = measured(tmp_path, policy="frozen")
+    assert session.explain("add", X, X).origin is not None
+    never = session.explain("add", X[:1], X[:1]).decision
+    assert never.reason == "it was never measured, and the policy is 'frozen'"
+    session.hold(Lock({}), "frozen")
+    assert session.explain("add", X, X).decision.rule == "prior", "an empty lock is one"
+    strict = measured(tmp_path, policy="frozen", strict=True)
+    assert strict.explain("add", X, X).origin is not None
+    strict.hold(Lock({}), "frozen")
+    with pytest.raises(UnsupportedProblemError, match="the lock has no entry for add"):
+        strict.op("add")(X, X)
 
 
 def test_a_lock_that_makes_no_sense_is_refused(tmp_path):
@@ -159,8 +174,8 @@ def test_a_lock_that_makes_no_sense_is_refused(tmp_path):
 
 
 def test_estimate_measures_nothing_and_measure_does_later(tmp_path, monkeypatch):
-    session = measured(None, (3, 4), policy="estimate")
-    with session.policy("estimate"):
+    session = measured(None, (3, 4), policy="frozen")
+    with session.policy("frozen"):
         assert next(iter(session.chooser.choices.values())).decision.rule == "prior"
         assert session.explain("add", X, X).decision.rule == "prior", "which is who would run"
     with session.policy("measure"):
@@ -172,6 +187,18 @@ def test_a_policy_that_is_none_is_refused():
         pass
     with pytest.raises(InvalidInputError, match="NXCORE_POLICY must be one of"):
         Settings.from_environment({"NXCORE_POLICY": "x"})
+
+
+@pytest.mark.parametrize(("former", "now"), [("online", "auto"), ("estimate", "frozen"), ("Frozen ", None)])
+def test_a_former_policy_names_the_one_in_its_place(former, now):
+    if now is None:
+        assert Settings.from_environment({"NXCORE_POLICY": former}).policy == "frozen"
+        return
+    told = f"must be one of auto, measure, frozen, got {former!r}; {now!r} is in its place"
+    with pytest.raises(InvalidInputError, match=f"NXCORE_POLICY {told}"):
+        Settings.from_environment({"NXCORE_POLICY": former})
+    with pytest.raises(InvalidInputError, match=f"policy {told}"):
+        measured(None).policy(former)
 
 
 # ---- the command line

@@ -246,7 +246,7 @@ import torch
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
-session = Session(Settings(policy="online"), fakes.registry(fakes.backend("fake")))
+session = Session(Settings(policy="auto"), fakes.registry(fakes.backend("fake")))
 x = torch.ones(3, 4)
 for _ in range(20):
     session.op("add")(x, x)

@@ -63,7 +63,7 @@ class World:
     def ship(self, **us):
         planted(self.folder / "shipped", self.monkeypatch, **us)
 
-    def process(self, policy="online", call=ADD, audit=False, **us):
+    def process(self, policy="auto", call=ADD, audit=False, **us):
         spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch"), ADD), idioms={})
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
         backends = [
@@ -101,7 +101,7 @@ def fast_calls(session, times):
     session.chooser.learner.settle(30)
 
 
-@pytest.mark.parametrize("policy", ["online", "measure"])
+@pytest.mark.parametrize("policy", ["auto", "measure"])
 def test_a_wrong_entry_is_found_after_a_thousand_calls_and_that_problem_alone_is_learnt_anew(
     world, policy, caplog
 ):
@@ -123,9 +123,7 @@ def test_a_wrong_entry_is_found_after_a_thousand_calls_and_that_problem_alone_is
     assert chosen(world.process(torch=100, fast=130)) == "torch", "the next process knows"
 
 
-@pytest.mark.parametrize(
-    ("policy", "takes_part"), [("online", False), ("estimate", False), ("measure", True)]
-)
+@pytest.mark.parametrize(("policy", "takes_part"), [("auto", False), ("frozen", False), ("measure", True)])
 def test_a_plugin_that_the_record_does_not_know_has_no_known_problem_learnt_anew(world, policy, takes_part):
     world.ship(torch=100, fast=50)
     session = world.process(policy, torch=100, fast=50, another=10)
@@ -198,7 +196,7 @@ def test_a_confirmation_that_fails_changes_nothing(world, doubt_has):
     assert chosen(session) == "fast"
 
 
-@pytest.mark.parametrize("policy", ["estimate", "frozen"])
+@pytest.mark.parametrize("policy", ["frozen"])
 def test_other_policies_measure_nothing(world, policy):
     world.ship(torch=100, fast=50)
     session = world.process(policy, torch=100, fast=130)

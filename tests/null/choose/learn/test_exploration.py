@@ -65,7 +65,7 @@ def learning(folder=None, yardstick=None, audit=False, **us):
         fakes.backend(name, fakes.kernel("add", k, target=f"{name}:plan")) for name, k in kernels.items()
     ]
     specs = [spec if s.name == "add" else s for s in SPECS.values()]
-    settings = Settings(audit=audit, cache=folder, policy="online")  # an audit adds runs
+    settings = Settings(audit=audit, cache=folder, policy="auto")  # an audit adds runs
     session = Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
     chooser, pace = session.chooser, Pace(share=float("inf"))
     chooser.learner = Learner(chooser.recall, session._forget, chooser.watches, clock, pace, wrap=guarded)
@@ -220,7 +220,7 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
     again.op("add")(X, X)
     assert runs == ["fast"]
     ((_, page),) = again.wisdom.pages(CPU)
-    assert page.policy == "online"
+    assert page.policy == "auto"
 
 
 def test_explaining_decides_now(raced_by):
@@ -234,13 +234,13 @@ def test_explaining_decides_now(raced_by):
     assert set(runs) == {"fast"}
 
 
-@for_each("how", ["deterministic", "out", "empty", "estimate"])
+@for_each("how", ["deterministic", "out", "empty", "frozen"])
 def test_here_nothing_is_explored(how):
     session, _, runs = learning(torch=100, fast=50)
     torch.use_deterministic_algorithms(how == "deterministic")
     x, more = (torch.zeros(0) if how == "empty" else X), {"out": torch.zeros(3, 4)} if how == "out" else {}
     try:
-        with session.policy("estimate" if how == "estimate" else "online"):
+        with session.policy("frozen" if how == "frozen" else "auto"):
             for _ in range(3 * MET):
                 session.op("add")(x, x, **more)
                 session.chooser.learner.settle(30)
