@@ -29,16 +29,7 @@ from nxcore.choose.explanation import Explanation
 from nxcore.choose.learn.exploration import exploration
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
-from nxcore.context import (
-    PREFERENCE,
-    KernelWarning,
-    Observer,
-    Preferring,
-    Purpose,
-    announce,
-    capturing,
-    in_force,
-)
+from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, announce, capturing, in_force
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.interop import autocast, sharding
 from nxcore.measure.decision import Decision
@@ -212,9 +203,7 @@ class Session:
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         served, inner, inner_args = self.joiner.served(operator, problem, bound)
-        with in_force(
-            purpose=Purpose.DECIDE if decide else Purpose.SHOW
-        ):  # an explanation needs the result now
+        with self.chooser.explaining(decide=decide):
             choice = self._choose(served, inner, inner_args)
         if served is not operator and (why := self.joiner.unlearnt(inner, choice)):
             return Explanation(inner, Decision("torch", "prior", why))
@@ -320,7 +309,7 @@ class Session:
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...], met: int) -> Plan:
         problem = self._problem(operator, args)
-        if self._lost and problem.device.type == "cuda":  # lost on one device, lost on all
+        if self._lost and _on_lost_device(problem):
             raise copy.copy(self._lost)
         served, inner, inner_args = self.joiner.served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
@@ -328,6 +317,10 @@ class Session:
         for observer in PREFERENCE.get().observers:
             call = observer.observing(inner, choice.decision.chosen, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
+
+
+def _on_lost_device(problem: Problem) -> bool:
+    return problem.device.type == "cuda"  # a context lost on one device is lost on all
 
 
 _default: Session | None = None

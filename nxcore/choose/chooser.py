@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -29,7 +30,7 @@ from nxcore.choose.recorded import Recorded
 from nxcore.choose.retries import Retries
 from nxcore.choose.survey import FEW, Survey
 from nxcore.choose.workers import Workers
-from nxcore.context import NOTHING, PREFERENCE, Preference, Purpose, capturing
+from nxcore.context import NOTHING, PREFERENCE, Preference, Purpose, capturing, in_force
 from nxcore.measure.busy import INCONCLUSIVE
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Kernel, Refusal
@@ -122,6 +123,11 @@ class Chooser:
     def _locked_alone(self) -> bool:
         """Whether the lock alone decides."""
         return self.policy == "frozen" and self.lock.held
+
+    @staticmethod
+    def explaining(*, decide: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context of an explanation, which needs a decision now or none at all."""
+        return in_force(purpose=Purpose.DECIDE if decide else Purpose.SHOW)
 
     def choose(self, problem: Problem, args: tuple[Any, ...], backend: str | None = None) -> Choice:
         """Return the choice for ``problem``, in the present context.

@@ -21,6 +21,9 @@ from nxcore.trust.gate import brief
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
 
+SHIPPED, FAMILY = "shipped or related", "family"
+"""The rungs of the ladder whose figures are of other machines or other sizes."""
+
 PASSING = (Code.RAISED, Code.MEMORY, Code.UNMEASURED, Code.UNCOMPILED)
 """The codes of refusals that may not apply in another process."""
 
@@ -70,8 +73,6 @@ class Choice:
         The A/A row, if it was measured now.
     captured : Choice, optional
         The choice for captured calls, if it differs.
-    foreign : bool
-        Whether its figures come with the package or from an imported file, or are of other sizes.
     saves_us : float, optional
         The microseconds that it saves, where its own times aren't known: the least of the sizes around it.
     rung : str
@@ -85,9 +86,13 @@ class Choice:
     runners_up: tuple[Contender, ...] = ()
     again: Timing | None = None
     captured: Choice | None = None
-    foreign: bool = False
     saves_us: float | None = None
     rung: str = ""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its figures come with the package or from an imported file, or are of other sizes."""
+        return self.rung in (SHIPPED, FAMILY)
 
     @property
     def native(self) -> bool:

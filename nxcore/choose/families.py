@@ -13,7 +13,7 @@ import torch
 
 from nxcore.choose import family
 from nxcore.choose.ahead import on_disk
-from nxcore.choose.contenders import Choice, yardstick
+from nxcore.choose.contenders import FAMILY, Choice, yardstick
 from nxcore.choose.family import End, comparable, distance, enclosing, told
 from nxcore.choose.recall import Recall
 from nxcore.errors import InvalidInputError
@@ -83,7 +83,7 @@ class Families:
         candidates = tuple(Candidate(n, b.name, refusal=refused.get(n)) for n, (b, _) in owned.items())
         decision = Decision(label, "family", told(*found), candidates)
         saves_us = min(e.saves_us for e in found)
-        return Choice(decision, entry.call, entry.kernel, entry.backend, foreign=True, saves_us=saves_us)
+        return Choice(decision, entry.call, entry.kernel, entry.backend, saves_us=saves_us, rung=FAMILY)
 
     def able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, Refusal]]:
         """Return all kernels that take part, those that can serve, and the refusals of the others."""

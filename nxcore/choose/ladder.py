@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from nxcore.choose.contenders import Choice
+from nxcore.choose.contenders import FAMILY, SHIPPED, Choice
 from nxcore.choose.query import Query
 
 ANY, NOTHING = ("auto", "measure", "frozen", "known"), "nothing"
@@ -68,14 +68,14 @@ LADDER = (
         answer=Query.recorded,
     ),
     Rung(
-        name="shipped or related",
+        name=SHIPPED,
         when="the package, or an imported file, has figures of this device or of a related one",
         source="their winner, once it is verified here",
         measures="a thread confirms it in use",
         answer=Query.shipped,
     ),
     Rung(
-        name="family",
+        name=FAMILY,
         when="one kernel clearly won two sizes around it",
         source="that kernel",
         measures="a thread confirms it in use",

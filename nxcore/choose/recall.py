@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choose.contenders import Choice, Contender, decided, left_out, passing, refused
+from nxcore.choose.contenders import SHIPPED, Choice, Contender, decided, left_out, passing, refused
 from nxcore.choose.explanation import Origin
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import UnsupportedProblemError
@@ -213,7 +213,7 @@ class Recall:
         captured = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
         if not doubting and not (captured and now.chosen == then.chosen):
             return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
-        return replace(choice, foreign=page.foreign)
+        return replace(choice, rung=SHIPPED if page.foreign else "")
 
     def _sorted(
         self, problem: Problem, page: Page, *, leaves: bool, doubting: bool

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nxcore import nas, session
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, Purpose
 from nxcore.graphs import whole as of_graphs
 from nxcore.graphs.measured import MORE
 from nxcore.graphs.part import MET, SETTLED
@@ -67,7 +67,7 @@ def seen_before(patched, monkeypatch, **how):
 
     class Noted(type(run)):
         def __call__(self, module, *tensors):
-            seen.append(PREFERENCE.get().later)
+            seen.append(PREFERENCE.get().purpose is Purpose.WAIT)
             if how.pop("full", False):
                 raise torch.OutOfMemoryError("no memory")
             return super().__call__(module, *tensors)

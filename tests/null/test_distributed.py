@@ -106,7 +106,7 @@ def test_what_was_learnt_before_ranks_agreed_comes_too_late():
     for lock, kept in ((before, exploring), (session.chooser.lock, choice)):
         session.chooser.choices[(problem,)] = exploring
         session.chooser._learnt((problem,), lock, choice)
-        assert session.chooser.choices[(problem,)] is kept
+        assert session.chooser.choices[(problem,)] == kept
 
 
 def test_what_ranks_found_is_in_the_order_of_the_cells():
