@@ -50,7 +50,7 @@ class Steps(Ledger):
 @pytest.fixture
 def survey(monkeypatch, capture_has, whole_has):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
-    survey = SimpleNamespace(open=0, taken=0, takes=lambda problem: False, stays={})
+    survey = SimpleNamespace(open=0, taken=0, takes=lambda problem: False, stays={}, captured=set())
     survey.saved, survey.runs, survey.given, survey.spare = [], [], [], 0
     survey.pay = lambda saved, left: survey.saved.append((saved, left))
     survey.turns = SimpleNamespace(asked=False, give=lambda most: survey.given.append(most) or 0.25)

@@ -176,7 +176,7 @@ def test_a_pair_is_exported_and_shown(joining, monkeypatch, as_default, tmp_path
     assert [row["chosen"] for row in rows] == ["torch"]
     assert "2 x float32[3, 4], float32[2]" in tables.described(rows[0]["problem"])
 
-    other, runs = learning(0.7, 0.7, "estimate", tmp_path / "other")
+    other, runs = learning(0.7, 0.7, "frozen", tmp_path / "other")
     transfer.imported(other.wisdom.store, *transfer.read(tmp_path / "wisdom.json"))
     step(other, dense=True)
     runs.clear()
