@@ -31,7 +31,7 @@ def survey(monkeypatch, whole_has, as_default):
         monkeypatch.setattr(modules, f"_{name}", found.op(name))
     tape = Tape()
     whole_has(available=lambda: True, recorder_of=lambda _: tape, LOOK=2)
-    survey = SimpleNamespace(open=0, asked=[], stays={}, able=True, spare=0)
+    survey = SimpleNamespace(open=0, asked=[], stays={}, captured=set(), able=True, spare=0)
     survey.spares = lambda: survey.spare > 0
     survey.takes = lambda problem: survey.able and problem not in survey.stays
 
