@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nxcore.spec.spec import Cost
 
@@ -114,11 +114,11 @@ class Unread(Load):
         """Return no time."""
         return Reading(0, 0)
 
-    def lost(self, took: int, before: Reading, after: Reading) -> int:  # noqa: ARG002  nothing is known
+    def lost(self, *_: Any, **__: Any) -> int:
         """Return 0."""
         return 0
 
-    def fault(self, fastest_us: float, cost: Cost | None) -> str:  # noqa: ARG002  nothing is known
+    def fault(self, *_: Any, **__: Any) -> str:
         """Return no fault."""
         return ""
 

@@ -99,7 +99,11 @@ def hessian(f: Function, xs: tuple[Tensor, ...]) -> Any:
 
 def traced(f: Function, xs: tuple[Tensor, ...]) -> Any:
     """Trace by ``torch.jit.trace``, and run on other numbers."""
-    return _traced(lambda *xs: f(*xs), xs)(*_others(xs))  # noqa: PLW0108  torch.jit.trace needs a function with a name
+
+    def named(*given: Tensor) -> Tensor:  # torch.jit.trace needs a function with a name
+        return f(*given)
+
+    return _traced(named, xs)(*_others(xs))
 
 
 def traced_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:

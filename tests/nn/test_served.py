@@ -16,8 +16,8 @@ import nxcore
 from nxcore import context
 from nxcore.choose.learn.exploration import Piece
 from nxcore.nn import modules, sequential, served
-from nxcore.nn.exchange import ROAMING, kind
-from nxcore.nn.served import AFTER, ALONE, AWAKE, EACH, RESTING, RESTS, SEEN, WAITS, awake
+from nxcore.nn.exchange import kind
+from nxcore.nn.served import AFTER, AWAKE, RESTING, RESTS, WAITS, awake
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.conftest import OPERATORS
@@ -355,61 +355,3 @@ def test_every_class_has_a_sibling_of_its_name() -> None:
         assert sibling.__name__ == cls.__name__
         assert issubclass(sibling, cls)
         assert awake(sibling.__new__(sibling)) is cls
-
-
-class TestNewShapes:
-    """A module whose shapes are new in each call is torch's, also where no watch over a model wakes it."""
-
-    @pytest.fixture
-    def roaming(self, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-        serve_by(Session(Settings(), fakes.registry(fakes.backend())), monkeypatch)
-        pool = nn.MaxPool2d(2)
-        nxcore.accelerate(pool)
-        self.meet(pool, range(AFTER))
-        return pool
-
-    @staticmethod
-    def meet(pool: nn.Module, sizes: range) -> None:
-        for n in sizes:
-            assert torch.equal(pool(x := torch.rand(1, 4, 8, 8 + n)), nn.functional.max_pool2d(x, 2))
-
-    def test_it_runs_torchs_and_looks_at_few_shapes(
-        self, roaming: nn.Module, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        assert type(roaming) is ROAMING[nxcore.nn.MaxPool2d]
-        assert (type(roaming).__name__, roaming.reason) == ("MaxPool2d", ALONE)
-        monkeypatch.setattr(modules, "by_kernel", None)
-        monkeypatch.setattr(served, "SHAPES", 3)
-        self.meet(roaming, range(AFTER, AFTER + 5 * EACH))
-        assert len(served._counts[id(roaming)]) == 2
-
-    def test_a_shape_that_comes_back_wakes_it_for_good(self, roaming: nn.Module) -> None:
-        x = torch.rand(1, 4, 4, 4)
-        call(roaming, EACH * SEEN - 1, x)
-        assert rests(roaming)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-            call(roaming, EACH, x)
-        assert rests(roaming), "a checkpoint would run another class again"
-        call(roaming, EACH, x)
-        assert type(roaming) is nxcore.nn.MaxPool2d
-        self.meet(roaming, range(AFTER, 3 * AFTER))
-        assert type(roaming) is nxcore.nn.MaxPool2d
-
-    def test_copies_are_awake_and_torchs_class_comes_back(self, roaming: nn.Module) -> None:
-        for other in (copy.deepcopy(roaming), pickle.loads(pickle.dumps(roaming))):
-            assert type(other) is nxcore.nn.MaxPool2d
-        key, theirs, x = id(roaming), nn.MaxPool2d(2), torch.rand(1, 4, 8, 8)
-        assert torch.equal(torch.compile(roaming, backend="eager", fullgraph=True)(x), theirs(x))
-        call(roaming, EACH * SEEN)
-        nxcore.restore(roaming)
-        assert type(roaming) is nn.MaxPool2d
-        assert not any(name.startswith("_nxcore") for name in vars(roaming))
-        assert key not in served._counts
-
-    def test_a_block_of_such_layers_is_known(self) -> None:
-        layers = MAKE["Sequential"]()
-        nxcore.accelerate(layers, watch=False)
-        for layer in layers:
-            served.rest(layer, counting=True)
-        assert type(layers[1]) is ROAMING[nxcore.nn.Conv2d]
-        assert sequential.is_block(tuple(layers))
