@@ -3,9 +3,10 @@
     python benchmarks/busy.py [--beside 0 1 4] [--seconds 60] [--json FILE] [--against FILE]
 
 The problems are those of a step of the demo's model and of a ResNet's, on the CPU. Each is raced again until
-it has a verdict, for so many seconds at most, beside so many processes that never wait. The quiet machine's
-verdicts are those beside none: run it on an idle machine, or give the file of such a run. A verdict is wrong
-if it isn't the quiet machine's, and the quiet times of the two kernels differ by more than 3%. None may be.
+it has a verdict, for so many seconds at most, beside so many processes that never wait; for a sixth of the
+seconds beside more processes than processors. The quiet machine's verdicts are those beside none: run it on
+an idle machine, or give the file of such a run. A verdict is wrong if it isn't the quiet machine's, and the
+quiet times of the two kernels differ by more than 3%. None may be.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def main() -> None:
             tuner.enter(backend, kernel, problem, problems.arguments(problem))
     for count in given.beside:
         with beside(count):
-            found[str(count)] = [raced(tuner, problem, given.seconds) for problem in every]
+            seconds = given.seconds / (6 if count > (os.cpu_count() or 1) else 1)
+            found[str(count)] = [raced(tuner, problem, seconds) for problem in every]
         quiet = {row["problem"]: row for row in found.get("0", [])}
         print(told(count, found[str(count)], quiet if count else {}), flush=True)
         if given.json:
