@@ -19,23 +19,7 @@ must decide now does as under ``measure``."""
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A row of the ladder.
-
-    Attributes
-    ----------
-    name : str
-        As ``explain`` has it.
-    when : str
-        The condition.
-    source : str
-        What serves.
-    measures : str
-        The part that measures for it.
-    answer : callable
-        Returns the choice, or None where the condition doesn't hold.
-    policies : tuple of str
-        Where the rung counts.
-    """
+    """A row of the ladder: its name in ``explain``, the condition, and the parts that serve and measure."""
 
     name: str
     when: str

@@ -34,20 +34,10 @@ LATER = {
 
 @dataclass
 class Query:
-    """A problem that is new to this process, its call, and what can answer.
+    """A problem that is new to this process, its call, and the parts that can answer.
 
-    Attributes
-    ----------
-    problem, args, backend
-        As ``Chooser.choose`` takes them.
-    order : Preference
-        The context of the call.
-    policy, in_force : str
-        What the call may do about a problem, and the policy by its name.
-    serve : callable
-        Called with the choice, where the problem is learnt in its calls.
-    between : callable
-        Returns the choice of the problem's family, or None.
+    ``policy`` is what the call may do about it, ``in_force`` the policy by its name. ``serve`` is called with
+    the choice where the problem is learnt; ``between`` returns that of its family.
     """
 
     problem: Problem
