@@ -75,7 +75,7 @@ def constants(folder: str) -> int:
 
 BUDGETS = (
     Budget(
-        "lines of Python, nxcore/ and plugins/", 93_000, 78_000, lambda: lines("*.py", "nxcore", "plugins")
+        "lines of Python, nxcore/ and plugins/", 93_200, 78_000, lambda: lines("*.py", "nxcore", "plugins")
     ),
     Budget("lines of Python, tests/", 68_000, 46_000, lambda: lines("*.py", "tests")),
     Budget("lines of Python, benchmarks/", 6_000, 6_000, lambda: lines("*.py", "benchmarks")),
@@ -85,7 +85,7 @@ BUDGETS = (
     Budget("numeric constants, nxcore/ without ops/", 610, 590, lambda: constants("nxcore")),
     Budget("numeric constants, nxcore/choose", 90, 50, lambda: constants("nxcore/choose")),
     Budget(
-        "monkeypatch.setattr", 660, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
+        "monkeypatch.setattr", 390, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
     ),
 )
 
