@@ -7,8 +7,10 @@ the others.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,7 +105,7 @@ def guarded(call: Call, args: tuple[Any, ...], truth: Truth, wall: int = ODD) ->
 
     given, guard = each(args, walled), Guarded(fill=torch.nan)
     try:
-        with guard:
+        with _uncompiled(), guard:
             result = call(*given)
     except FOREIGN:  # a kernel may not run in a dispatch mode: then its results have no guards
         result, guard = call(*given), Guarded()
@@ -113,6 +115,12 @@ def guarded(call: Call, args: tuple[Any, ...], truth: Truth, wall: int = ODD) ->
         return "memory beside a result must be left unchanged"
     why = _wrong(truth, args, result, stored=not guard.blocks)
     return f"on inputs at odd addresses: {why}" if why else ""
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Have what torch compiled run as it is written: dynamo gives a function up that it meets in a mode."""
+    known = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if known else contextlib.nullcontext()
 
 
 def _wrong(truth: Truth, args: tuple[Any, ...], result: Any, *, stored: bool = True) -> str:
