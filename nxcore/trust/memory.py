@@ -110,6 +110,11 @@ class Guarded(TorchDispatchMode):
         torch.ops.aten.zeros_like.default,
     }
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: else torch imports its compiler, which takes a second; see ``Pointwise``."""
+        return False
+
     def __init__(self, fill: float | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.fill = fill
