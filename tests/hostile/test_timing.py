@@ -129,7 +129,7 @@ PATTERNS: dict[str, tuple[Callable[[], Call], str]] = {
     "a lower precision": (rounded, "wrong on sample"),
     "a lazy tensor": (lazy, "Later"),
     "another kernel later": (turns, "its results are wrong while it is timed"),
-    "right where it isn't timed": (knows_when_it_is_timed, "its results are wrong while it is timed"),
+    "right where it isn't timed": (knows_when_it_is_timed, "wrong on sample"),
     "a background thread": (in_the_background, "wrong on sample"),
     "a clock": (
         replaces(time, "perf_counter_ns", lambda own: lambda: own() // 10),

@@ -127,8 +127,9 @@ def test_a_no_without_a_reason_is_told_as_such():
 
 def test_a_wrong_kernel_serves_nothing_and_says_where_it_is_wrong():
     session = one(call=lambda x, y, alpha, out: x + y)
-    assert why(session).startswith("wrong on sample 'alpha_dropped': elementwise error is")
-    with pytest.raises(UnsupportedProblemError, match=r"fake: quarantined .*wrong on sample 'alpha_dropped'"):
+    found = "wrong on sample 'last_block_partly_filled': with large numbers: elementwise error is"
+    assert why(session).startswith(found), "alpha is one in the sample itself"
+    with pytest.raises(UnsupportedProblemError, match=rf"fake: quarantined .*{found}"):
         session.op("add", backend="fake")(X, X)
 
 
@@ -204,7 +205,7 @@ def test_a_kernel_that_fails_while_it_is_measured_changes_nothing():
     calls = iter(range(10**9))
 
     def flaky(*args):
-        if next(calls) > 10:  # past verification and planning
+        if args[0].shape == X.shape and next(calls) > 2:  # past verification and planning
             raise RuntimeError("too hot")
         return fakes.SPECS["add"].reference(*args)
 
@@ -242,6 +243,7 @@ def test_an_explanation_is_text_and_plain_data(monkeypatch):
         "  fast: 50.0 us, 2.00x [2.00, 2.00]",
         "  slow: 300.0 us, 0.33x [0.33, 0.33]; would have to be 6.0 times as fast",
         "  sad: not eligible: too sad",
+        "  rung: measured in a call",
     ]
     data = found.to_dict()
     assert data["problem"]["op"] == "add"
