@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
-	@echo "make test         set up, then run the tests; five minutes on two cores"
+	@echo "make test         set up, then run the tests; four minutes on two cores"
 	@echo "make test-all     the tests that make test leaves out: long samples on interpreters, broken kernels, installed wheels"
 	@echo "make again        run the tests that failed once more, one at a time"
 	@echo "make native       build the compiled call path; a minute and a half on two cores"
