@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.errors import MeasurementError
 from nxcore.spec.problem import leaves
 
 FAR = 0.5
@@ -54,6 +55,12 @@ def unlike(result: Any, reference: Any) -> str:
         if math.isfinite(norm) and not far <= FAR * norm:  # NaN is far
             return f"its distance from torch's is {far:.2g}, and the norm of torch's is {norm:.2g}"
     return ""
+
+
+def held(result: Any, reference: Any) -> None:
+    """Raise a MeasurementError where a result can't be of the reference's function."""
+    if why := unlike(result, reference):
+        raise MeasurementError(f"its results are wrong while it is timed: {why}")
 
 
 def _norm(tensor: Tensor) -> float:

@@ -7,7 +7,6 @@ the median of its samples. The harness knows no registry and no choice: the call
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
 import statistics
@@ -163,8 +162,15 @@ class Race:
         Raises
         ------
         MeasurementError
-            If a call's work isn't on the current stream, so that it can't be timed.
+            If a call's work isn't on the current stream, so that it can't be timed, or if a function that
+            times are read by was replaced.
         """
+        over = self._go(args, seconds)
+        if name := clock.replaced():
+            raise MeasurementError(f"{name} was replaced by other code, and a race reads time by it")
+        return over
+
+    def _go(self, args: tuple[Any, ...], seconds: float) -> bool:
         with ALONE(), tally.spent("timing"), no_collection(), self._load.opened(), current(self._device):
             self._take(args)
             before, self._began, self._last = self._spent_s, self._clock(), None
@@ -178,8 +184,6 @@ class Race:
             finally:
                 self._spent_s = self._seconds
                 self._take(())
-                if name := clock.replaced():
-                    raise MeasurementError(f"{name} was replaced by other code, and a race reads time by it")
         return True
 
     @torch.no_grad()
@@ -187,7 +191,7 @@ class Race:
         """Have candidates leave whose last result isn't near the first one's."""
         first = self._lanes[self._first].result
         for label in [label for label in self._order if label not in (self._first, self._again)]:
-            self._attempt(label, functools.partial(_like, first))
+            self._attempt(label, lambda _, lane: clock.held(lane.result, first))
 
     def taken(self) -> tuple[str, Any] | None:
         """Return the kernel and the result of the last call, once; None where the last step has none."""
@@ -387,11 +391,6 @@ def race(
     )
     found.go()
     return found.timings
-
-
-def _like(first: Any, _label: str, lane: Lane) -> None:
-    if why := clock.unlike(lane.result, first):
-        raise MeasurementError(f"its results are wrong while it is timed: {why}")
 
 
 def left(timings: Mapping[str, Timing]) -> frozenset[str]:

@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from nxcore.errors import MeasurementError
+from nxcore.measure.race import race
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import leaves
@@ -186,3 +188,16 @@ def test_results_of_one_function_in_two_precisions_are_alike():
         == "its distance from torch's is 1.7, and the norm of torch's is 1.7"
     )
     assert unlike(torch.full((3,), torch.nan), torch.ones(3))
+
+
+def test_an_interruption_is_no_error_of_the_clock(monkeypatch):
+    """A kernel that replaces a function, and is interrupted then, ends as interrupted."""
+
+    def interrupted() -> None:
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        race({"torch": interrupted}, torch.device("cpu"))
+    with pytest.raises(MeasurementError, match=r"torch\.cuda\.synchronize was replaced"):
+        race({"torch": lambda: None}, torch.device("cpu"))
