@@ -125,24 +125,13 @@ def decided(
     again: Timing | None,
     entries: Sequence[Contender],
     *,
-    learnt: bool = False,
     before: Decision | None = None,
 ) -> Decision:
-    """Decide for eager calls, and on CUDA for captured ones too.
-
-    If the times were ``learnt`` from calls, device time includes the wait for the host. To win under
-    capture, the whole time of a kernel must be less than the least possible time of torch's. The winners
-    ``before`` stay at ties.
-    """
+    """Decide for eager calls, and on CUDA for captured ones too. The winners ``before`` stay at ties."""
     held = before.chosen if before else ""
     decision = busy.judged(servable(decide(candidates, again, incumbent=held), entries))
     if "captured" not in regimes(problem):
         return decision
-    if learnt:
-        candidates = [
-            replace(c, timing=c.timing.without_gaps()) if c.native and c.timing else c for c in candidates
-        ]
-        again = again.without_gaps() if again else None
     held = before.captured.chosen if before and before.captured else held
     captured = servable(decide(candidates, again, "captured", held), entries, "captured")
     return replace(decision, captured=replace(captured, candidates=()))

@@ -20,9 +20,6 @@ from nxcore.spec.problem import Problem
 from nxcore.store.pages import RACES, Page
 from nxcore.store.wisdom import Wisdom
 
-LEARNT = ("auto", "online")
-"""The policies, a former one too, whose times were learnt from calls."""
-
 ANEW = Refusal(Code.UNMEASURED, "not measured in its present version")
 ELSEWHERE = Refusal(Code.UNMEASURED, "it took no part where the figures were measured")
 
@@ -316,8 +313,7 @@ class Recall:
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
         entries = [Contender(*owned[c.label], c) for c in candidates]
-        learnt = page.policy in LEARNT
-        return decided(problem, candidates, page.again, entries, learnt=learnt, before=page.decision)
+        return decided(problem, candidates, page.again, entries, before=page.decision)
 
     def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
         """Plan the recorded winner, and that of captured calls if it differs."""

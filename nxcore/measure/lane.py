@@ -154,8 +154,11 @@ def warm_up(
     lane.divide(lane.each_s)
 
 
-def cpu_block(lane: Lane, clock: Clock, load: Load) -> None:
-    """Run samples of a candidate's part of a block, which ``Lane.end_block`` ends."""
+def cpu_block(lane: Lane, clock: Clock, load: Load, late: Callable[[], bool] = lambda: False) -> None:
+    """Run samples of a candidate's part of a block, which ``Lane.end_block`` ends.
+
+    Once it is ``late``, a sample that others disturbed is the last one.
+    """
     before, result = load.read(), None
     for _ in range(lane.samples):
         started = clock()
@@ -166,6 +169,8 @@ def cpu_block(lane: Lane, clock: Clock, load: Load) -> None:
         lost = min(took, load.lost(took, before, after))
         (lane.clear_us if lost <= LOST * took else lane.slow_us).append(took / lane.repeats * 1e-3)
         lane.took, lane.lost, before = lane.took + took, lane.lost + lost, after
+        if lane.slow_us and late():
+            break
     lane.result = result
 
 

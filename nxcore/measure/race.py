@@ -21,6 +21,7 @@ from nxcore.errors import MeasurementError
 from nxcore.measure import clock
 from nxcore.measure.collection import no_collection
 from nxcore.measure.lane import (
+    DISTURBED,
     HOST_S,
     SAMPLES,
     Clock,
@@ -64,7 +65,8 @@ class Effort:
     warm_s : float
         Seconds of warm-up.
     budget_s : float
-        Seconds after which no more blocks are run, once the first look is done.
+        Seconds after which no more blocks are run, once the first look is done; a race that others disturb,
+        in its warm-up too, ends then without a verdict.
     compiled : int
         The most kernels that are compiled for a problem; 0 for all.
     drops : tuple of (int, float)
@@ -132,7 +134,6 @@ class Race:
         self,
         calls: Mapping[str, Callable[..., Any]],
         device: torch.device,
-        *,
         rivals: frozenset[str] = frozenset(),
         again: str = "",
         settled: Settled = lambda _: False,
@@ -149,7 +150,7 @@ class Race:
         self._first, self._device, self._rivals, self._again = next(iter(calls)), device, rivals, again
         self._settled, self._effort, self._clock = settled, effort, clock
         self._suspect, self._failed, self._cost = suspect, failed, cost
-        self._load, self._cut = load or load_of(device.type, clock), False
+        self._load, self._cut, self._warm_lost = load or load_of(device.type, clock), False, 0
         self._order, self._dice = list(self._lanes), random.Random(seed)
         self.done, self._spent_s, self._began, self._steps = 0, 0.0, 0, self._blocks()
         self._last: tuple[str, Any] | None = None
@@ -210,7 +211,8 @@ class Race:
         lanes = tuple(self._lanes.values())
         lost = sum(lane.lost for lane in lanes) / max(1, sum(lane.took for lane in lanes))
         why = fault(lanes, lost, self._load, self._cost, cut=self._cut)
-        return {label: replace(lane.timing, lost=lost, fault=why) for label, lane in self._lanes.items()}
+        timed = {label: lane.timing for label, lane in self._lanes.items() if lane.host_us}
+        return {label: replace(timing, lost=lost, fault=why) for label, timing in timed.items()}
 
     @property
     def _seconds(self) -> float:
@@ -226,6 +228,8 @@ class Race:
         effort = self._effort
         for label in tuple(self._order):
             yield from self._warm_up(label)
+            if self._cut:
+                return
         if self._again:
             self._enter_again()
         for look in (*effort.early, *effort.looks):
@@ -233,10 +237,10 @@ class Race:
                 self._dice.shuffle(self._order)
                 for label in tuple(self._order):
                     yield from self._part(label)
+                    if self._late and any(lane.disturbed for lane in self._lanes.values()):
+                        self._end()
+                        return
                 self.done += 1
-                if self._late:
-                    self._cut = True
-                    return
                 for _, drop in (d for d in effort.drops if d[0] == self.done):
                     kept = self._rivals | {self._again}
                     self._order = in_the_race(self._lanes, self._order, kept, drop)
@@ -256,9 +260,17 @@ class Race:
 
     @property
     def _late(self) -> bool:
-        """Whether the time is up before the first look, since others disturb the race."""
-        disturbed = any(lane.disturbed for lane in self._lanes.values())
-        return disturbed and self._seconds > self._effort.budget_s and self.done < self._effort.looks[0]
+        """Whether the time is up before the first look."""
+        return self._seconds > self._effort.budget_s and self.done < self._effort.looks[0]
+
+    def _end(self) -> None:
+        """End without a verdict, since others disturb the race; what has no block has its warm-up's time."""
+        self._cut, first = True, self._lanes[self._first]
+        if not any(lane.took for lane in self._lanes.values()):
+            first.took, first.lost = round(self._seconds * 1e9), self._warm_lost
+        for lane in self._lanes.values():
+            if lane.each_s and not lane.host_us:
+                lane.note(lane.each_s * 1e6)
 
     def _warm_up(self, label: str) -> Iterator[str]:
         """Warm a candidate up; a hopeless one leaves the race, with that time as its only block."""
@@ -275,12 +287,16 @@ class Race:
             began, before = self._clock(), self._load.read()
             more = next(steps, label) is None
             took = self._clock() - began
-            quiet = self._load.lost(took, before, self._load.read()) <= LOST * took
+            lost = min(took, self._load.lost(took, before, self._load.read()))
+            quiet, self._warm_lost = lost <= LOST * took, self._warm_lost + lost
 
         while more:
             if not self._attempt(label, step):
                 return
             yield label
+            if self._late and self._warm_lost > DISTURBED * self._seconds * 1e9:
+                self._end()
+                return
             if not rival and lane.each_s > (limits.pop(0) if limits else math.inf) and quiet:
                 lane.note(lane.each_s * 1e6)
                 self._order.remove(label)
@@ -314,7 +330,7 @@ class Race:
             effort = self._effort
             cuda_block(self._device, lane, self._clock, host_s=effort.host_s, spin_s=effort.spin_s)
         else:
-            cpu_block(lane, self._clock, self._load)
+            cpu_block(lane, self._clock, self._load, lambda: self._late)
 
 
 def race(
@@ -339,7 +355,6 @@ def race(
     calls : mapping of str to callable
         Label -> callable without arguments. All work must run on ``device``'s current stream.
     device : torch.device
-        The device that does the work.
     rivals : frozenset of str
         Labels that all others are compared with. They are dropped only if they are slow among themselves:
         without the fastest of them no comparison would be possible.
@@ -349,16 +364,14 @@ def race(
     settled : callable
         Called at each look; returns whether every verdict is clear.
     effort : Effort
-        The number of blocks and the time budget.
     clock : callable
         Returns nanoseconds; a test may replace it.
     seed : int
-        Seed of the order within blocks.
     suspect : bool
         Check that each call's work is on the current stream; the first call and ``rivals`` don't need it.
     failed : callable, optional
-        Called with the label and the exception of a call that raised, which then leaves the race. Without it,
-        and for the first call, the exception is raised.
+        Called with the label and the exception of a call that raised, which then leaves. Without it, and for
+        the first call, the exception is raised.
     load : Load, optional
         Reads what others had of the processors; by default nothing on CUDA, or by another clock.
     cost : Cost, optional
@@ -375,20 +388,7 @@ def race(
     MeasurementError
         If a call's work isn't on the current stream, so that it can't be timed.
     """
-    found = Race(
-        calls,
-        device,
-        rivals=rivals,
-        again=again,
-        settled=settled,
-        effort=effort,
-        clock=clock,
-        seed=seed,
-        suspect=suspect,
-        failed=failed,
-        load=load,
-        cost=cost,
-    )
+    found = Race(calls, device, rivals, again, settled, effort, clock, seed, suspect, failed, load, cost)
     found.go()
     return found.timings
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Regime = Literal["eager", "captured"]
@@ -59,11 +59,6 @@ class Timing:
     def device_median_us(self) -> float:
         """The median of ``device_us``."""
         return self.median("captured")
-
-    def without_gaps(self) -> Timing:
-        """Return a lower bound of the device's times: events around a call include gaps."""
-        least = (max(d - h, 1e-3) for d, h in zip(self.device_us, self.host_us, strict=True))
-        return replace(self, device_us=tuple(least))
 
     def paced(self, then: Timing, now: Timing) -> Timing:
         """Return these times as if they had been measured together with ``then`` instead of ``now``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 
 import pytest
@@ -156,19 +155,3 @@ def test_a_failure_of_the_eager_winner_leaves_the_captured_one(machine):
         op(X, X)
     machine.calls["light"].error = None
     assert each(machine, op, X, X) == ("torch", "late")
-
-
-def test_what_was_learnt_from_calls_wins_a_capture_only_beyond_doubt():
-    """Between two events around a call lies the host's time too: torch's own may be as short as the rest."""
-    decided = functools.partial(contenders.decided, entries=(), learnt=True)
-    problem = contenders.Problem.of(SPECS["add"], (fakes.on_cuda(3, 4), fakes.on_cuda(3, 4), 1, None))
-
-    def candidate(label, host, device):
-        timing = Timing(tuple([device] * 20), tuple([host] * 20))
-        return contenders.Candidate(label, label, timing=timing, graph_safe=True)
-
-    doubtful = [candidate("torch", 20, 24), candidate("fast", 8, 10)]
-    found = decided(problem, doubtful, doubtful[0].timing)
-    assert (found.chosen, found.captured.chosen) == ("fast", "torch"), "torch: 4 us at the least"
-    clear = [candidate("torch", 20, 240), candidate("fast", 8, 100)]
-    assert decided(problem, clear, clear[0].timing).captured.chosen == "fast"

@@ -91,6 +91,33 @@ def test_a_race_without_undisturbed_samples_ends_with_its_time_and_gives_no_verd
     assert len(found["torch"].call_us) < 12, "no further block is run once the time is up"
 
 
+@pytest.mark.parametrize("slow_calls", [6, 40])
+def test_a_race_ends_with_its_time_wherever_others_make_calls_slow(slow_calls):
+    """Calls of a second each, in the warm-up or later: the one in which the time is up is the last."""
+    clock, calls = Clock(), []
+
+    def call(*, first=False):
+        calls.append(clock.now)
+        slow = (len(calls) <= slow_calls) if first else len(calls) > 20
+        clock.now += 1_000_000_000 if slow else 100_000
+
+    def raced(first, wait, kernels=("fast", "other")):
+        calls.clear()
+        began, rows = clock.now, {name: lambda: call(first=first) for name in ("torch", *kernels)}
+        found = race(rows, CPU, again=AGAIN, effort=replace(EFFORT, budget_s=2.5), clock=clock, load=wait)
+        known = [Candidate(name, "torch" if name == "torch" else "other") for name in rows]
+        return (clock.now - began) / 1e9, busy.judged(decide(timed(known, found), found.get(AGAIN)))
+
+    for first in (True, False):
+        seconds, decision = raced(first, Neighbours(clock, itertools.repeat(0.9)))
+        assert seconds <= 2.5 + 1.0
+        assert (decision.chosen, decision.rule) == ("torch", "inconclusive")
+        assert "for 90% of its time" in decision.reason
+    seconds, decision = raced(first=True, wait=Neighbours(clock, itertools.repeat(0.0)))
+    assert seconds > 6, "calls that are slow by themselves are timed"
+    assert decision.rule == "reference"
+
+
 def test_beside_others_torch_wins_only_where_no_candidate_can_be_faster():
     """The A/A noise is the others' work, and would be a margin in favour of torch."""
 
