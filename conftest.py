@@ -314,8 +314,9 @@ def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     compiles for a tenth of a second, and takes part on request: the smoke samples, and one an operator in
     float16, which differs from bfloat16 by a cast. Triton's interpreter and Numba's
     simulator take a tenth of a second and more for each: the smoke samples alone in 16 bits, and of an
-    operator whose kernels are another's, without its softmax; a device gets all. They run no samples
-    that are there for kernels of another backend.
+    operator whose kernels are another's, without its softmax; a device gets all. bfloat16 differs from
+    float16 by a cast: it has the smoke samples, one of them in these two, and operators whose kernels mirror
+    another's have float32 alone of the three. Samples for kernels of CUDA C++ are run by these alone.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
     from nxcore.testing.rules import OF_A_TYPE
@@ -333,11 +334,17 @@ def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     if cell.backend.name == "jax":
         once = cell.dtype is torch.float16 and not CUDA
         return whole or (cell.sample is smoke[0] if once else telling)
-    interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
-    if not interpreted or CUDA or whole:
+    if CUDA or whole:
         return True
-    if cell.sample is not None and cell.sample.name.startswith(OF_CUDA):
+    if cell.sample and cell.sample.name.startswith(OF_CUDA) and cell.backend.name not in ("torch", "cuda"):
         return False
+    interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
+    if cell.spec.name in MIRRORED and cell.dtype in (torch.float16, torch.bfloat16):
+        return False
+    if cell.dtype is torch.bfloat16:
+        return cell.sample is smoke[0] if interpreted else telling
+    if not interpreted:
+        return True
     if cell.dtype is torch.float32:
         return telling or cell.spec.name not in ("weighted_sum", "weighted_sum_backward")
     return cell.sample in smoke

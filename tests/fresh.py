@@ -17,10 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SERVER = "import sys, torch\nfrom tests.fresh import become, serve\nbecome(serve())"
@@ -60,6 +63,14 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def pytested(*options: str | Path, cwd: Path) -> pytest.RunResult:
+    """Run pytest in a folder, as pytester's ``runpytest_subprocess`` does."""
+    began = time.perf_counter()
+    done = run("-m", "pytest", f"--basetemp={cwd / 'basetemp'}", *options, cwd=cwd)
+    lines = (stream.splitlines() for stream in (done.stdout, done.stderr))
+    return pytest.RunResult(done.returncode, *lines, time.perf_counter() - began)
 
 
 @functools.cache

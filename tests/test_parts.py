@@ -13,6 +13,7 @@ import torch
 
 from nxcore.testing.rules import repeats_itself
 from tests.paths import BOTH
+from tests.table import for_each
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,40 +46,51 @@ def test_a_test_draws_the_same_numbers_in_every_run():
     assert drawn == (torch.randint(1_000_000, (2,)).tolist(), random.randrange(1_000_000))
 
 
-def test_of_a_kernel_that_cannot_run_one_cell_is_left(pytestconfig: pytest.Config):
+FIRST, SECOND, THIRD, PLANES = (
+    SimpleNamespace(name=n) for n in ("first", "second", "third", "square_planes")
+)
+
+
+@pytest.fixture
+def runs(pytestconfig: pytest.Config):
+    """Tell whether a cell of the kit runs here; its operator has two smoke samples."""
     suite = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
-    samples = ("first", "second", "third")
-    spec = SimpleNamespace(name="add", tagged=lambda tag: samples[:2])
-    backend = SimpleNamespace(name="cupy")
 
-    def left(machine, *, whole):
-        cells = [
-            SimpleNamespace(machine=machine, spec=spec, backend=backend, sample=sample, leads=leads)
-            for sample in (*samples, None)
-            for leads in (True, False)
-        ]
-        return [c for c in cells if suite._cell_runs_here(None, c, whole=whole)]
+    def asked(backend="cupy", op="add", dtype=torch.float32, sample=FIRST, *, whole=False, **how) -> bool:
+        spec = SimpleNamespace(name=op, tagged=lambda tag: (FIRST, SECOND))
+        given = {"machine": True, "leads": True, "kernel": SimpleNamespace(variant=""), "dtype": dtype} | how
+        cell = SimpleNamespace(spec=spec, backend=SimpleNamespace(name=backend), sample=sample, **given)
+        return suite._cell_runs_here(repeats_itself, cell, whole=whole)
 
-    (only,) = left(False, whole=False)
-    assert (only.sample, only.leads) == ("first", True)
-    assert len(left(False, whole=True)) == len(left(True, whole=False)) == 8
+    return asked
+
+
+def test_of_a_kernel_that_cannot_run_one_cell_is_left(runs):
+    samples = (FIRST, SECOND, THIRD, None)
+    left = [
+        (s, leads) for s in samples for leads in (True, False) if runs(sample=s, leads=leads, machine=False)
+    ]
+    assert left == [(FIRST, True)]
+    assert all(runs(sample=s, leads=leads) for s in samples for leads in (True, False))
+    assert all(runs(sample=s, machine=False, whole=True) for s in samples)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device gets all")
-def test_what_compiles_for_seconds_runs_once_an_operator(pytestconfig: pytest.Config) -> None:
-    suite = pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
-
-    def runs(backend: str, op: str, dtype: torch.dtype, sample: str | None) -> bool:
-        spec = SimpleNamespace(name=op, tagged=lambda tag: ("first", "second"))
-        cell = SimpleNamespace(
-            machine=True, spec=spec, backend=SimpleNamespace(name=backend), sample=sample, dtype=dtype
-        )
-        return suite._cell_runs_here(repeats_itself, cell, whole=False)
-
-    assert runs("inductor", "add", torch.float32, "first")
-    assert runs("inductor", "add", torch.float32, None)
-    assert not runs("inductor", "add", torch.float32, "second")
-    assert not runs("inductor", "add_backward", torch.float32, "first")
-    assert runs("jax", "add", torch.bfloat16, None)
-    assert runs("jax", "add", torch.float16, "first")
-    assert not runs("jax", "add", torch.float16, None)
+@for_each(
+    ("backend", "op", "dtype", "samples"),
+    [
+        ("inductor", "add", torch.float32, (FIRST, None)),
+        ("inductor", "add_backward", torch.float32, ()),
+        ("jax", "add", torch.bfloat16, (FIRST, SECOND, None)),
+        ("jax", "add", torch.float16, (FIRST,)),
+        ("cuda", "add", torch.float32, (FIRST, SECOND, THIRD, PLANES, None)),
+        ("cuda", "add", torch.bfloat16, (FIRST, SECOND, None)),
+        ("numba", "add", torch.float16, (FIRST, SECOND, THIRD, None)),
+        ("numba", "amin", torch.float16, ()),
+        ("triton", "add", torch.float16, (FIRST, SECOND)),
+        ("triton", "add", torch.bfloat16, (FIRST,)),
+    ],
+)
+def test_what_takes_long_runs_few_samples(runs, backend, op, dtype, samples):
+    every = (FIRST, SECOND, THIRD, PLANES, None)
+    assert tuple(s for s in every if runs(backend, op, dtype, s)) == samples

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.pages.blocks import ROOT, Block, blocks
 from tests.pages.shell import Shell, missing
 
@@ -118,7 +116,8 @@ def _globals(code: types.CodeType) -> Iterator[str]:
 def main(page: str, *, gpu: bool) -> None:
     """Follow a page in the current folder, what it installs first; end with status 1 at its first fault."""
     sys.path[:] = filter(None, sys.path)  # what is installed, not the clone
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    if torch := sys.modules.get("torch"):  # its process was forked: these variables came too late
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     installed_first = sorted(blocks(page), key=lambda block: "$ pip install" not in block.text)
     try:
         Reader(Path.cwd(), gpu=gpu).read(installed_first)

@@ -1,8 +1,9 @@
 """README.md, CONTRIBUTING.md, the documentation and the plugins' pages to the letter, as strangers read them.
 
-Each page is followed by a process of its own. Its folder is a copy of the repository if it has commands, else
-empty. Its virtual environment has no nxcore if the page says how to install it, else the core and plugins, as
-wheels. Nothing of this suite's settings is in it.
+Each page is followed by a process of its own, which has torch if there are blocks of Python. Its folder is a
+copy of the repository if it has commands, else empty. Its virtual environment has no nxcore if the page says
+how to install it, else the core and plugins, as wheels. Nothing of this suite's settings is in it;
+Numba keeps the machine code of all pages in one folder.
 """
 
 from __future__ import annotations
@@ -70,12 +71,13 @@ def test_a_page_does_what_it_says(page, tmp_path, request):
     installs = any("pip install" in command for command in asked)
     programs = furnished(tmp_path / "venv", "pytest") if installs else request.getfixturevalue("installed")
     copied(folder) if asked else folder.mkdir()
-    done = fresh.run(
-        "-c",
-        f"from tests.pages.runner import main; main({page!r}, gpu={GPU})",
-        env=environment(tmp_path / "cache", programs) | ALONE,
-        cwd=folder,
-        python=programs / "python",
-        timeout=500,
-    )
+    code = f"from tests.pages.runner import main; main({page!r}, gpu={GPU})"
+    compiled = {"NUMBA_CACHE_DIR": str(tmp_path.parent / "compiled")}
+    how = {"env": environment(tmp_path / "cache", programs) | ALONE | compiled, "cwd": folder, "timeout": 500}
+    if any(block.language == "python" for block in blocks(page)):
+        done = fresh.run("-c", code, python=programs / "python", **how)
+    else:
+        code = f"import sys; sys.path.append({str(ROOT)!r}); {code}"
+        command = [programs / "python", "-c", code]
+        done = subprocess.run(command, **how, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

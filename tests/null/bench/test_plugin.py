@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
+
 pytest_plugins = "pytester"
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +60,7 @@ def benchmarks(pytester, monkeypatch):
         ours = ("-p", "nxcore.testing.plugin", "-p", "nxcore.bench.plugin", "-p", "backends")
         always = ("-p", "no:cacheprovider", "--nxcore-bench-fast", "--nxcore-bench-device=cpu")
         # Not in this process: pytester forgets what a run imports, and torch can't be imported twice.
-        return pytester.runpytest_subprocess(*ours, *always, "--nxcore-bench-size=bias", *options)
+        return fresh.pytested(*ours, *always, "--nxcore-bench-size=bias", *options, cwd=pytester.path)
 
     return run
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from nxcore.cli import operators, tables
 from nxcore.cli import render as terminal
 from tests.table import for_each
 
@@ -86,10 +87,16 @@ def test_a_pipe_gets_one_line_a_row_of_figures(printed):
     assert len([line for line in lines if "x x" in line and "y y" in line]) == 1
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_operators_fit_a_terminal(columns, tmp_path):
+@for_each("width", [60, 80, 120])
+def test_the_operators_fit_a_screen(printed, width):
+    lines = printed(lambda _: tables.ops(operators.rows()), width)
+    assert "add" in {line.split()[0] for line in lines if line}
+    assert max(len(line) for line in lines if not line.startswith("every operator")) <= width
+
+
+def test_the_operators_fit_a_terminal(tmp_path):
     reading, writing = pty.openpty()
-    environment = os.environ | {"COLUMNS": str(columns), "TERM": "xterm", "NXCORE_CACHE": str(tmp_path)}
+    environment = os.environ | {"COLUMNS": "60", "TERM": "xterm", "NXCORE_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "nxcore", "ops"]
     with subprocess.Popen(command, stdout=writing, stderr=subprocess.DEVNULL, env=environment) as child:
         os.close(writing)
@@ -106,7 +113,7 @@ def test_the_operators_fit_a_terminal(columns, tmp_path):
     assert child.returncode == 0
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text.decode()).splitlines()]
     assert "add" in {line.split()[0] for line in lines if line}
-    assert max(len(line) for line in lines if not line.startswith("every operator")) <= columns
+    assert max(len(line) for line in lines if not line.startswith("every operator")) <= 60
 
 
 @pytest.mark.parametrize(

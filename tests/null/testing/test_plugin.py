@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import fresh
+
 pytest_plugins = "pytester"
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +45,7 @@ def kit(pytester, monkeypatch):
     def run(*options):
         always = ("-p", "backends", "-p", "no:cacheprovider", "-p", "no:benchmark", "--pyargs")
         # Not in this process: pytester forgets what a run imports, and torch can't be imported twice.
-        return pytester.runpytest_subprocess(*always, "nxcore.testing", *options)
+        return fresh.pytested(*always, "nxcore.testing", *options, cwd=pytester.path)
 
     return run
 
@@ -156,10 +158,10 @@ def test_a_kernel_that_takes_its_process_along_fails_where_it_does(pytester, mon
     monkeypatch.setenv("NXCORE_BACKENDS", "crasher")
     kit = ("-p", "no:benchmark", "-p", "no:cacheprovider", "--nxcore-backend=crasher")
     kit += ("--pyargs", "nxcore.testing", "-rs")
-    died = pytester.runpytest_subprocess(*kit)
+    died = fresh.pytested(*kit, cwd=pytester.path)
     assert died.ret < 0, "of SIGSEGV"
     died.stdout.fnmatch_lines("nxcore: a kernel that crashes ends this run; with --nxcore-isolated *")
-    told = pytester.runpytest_subprocess(*kit, "--nxcore-isolated")
+    told = fresh.pytested(*kit, "--nxcore-isolated", cwd=pytester.path)
     counts = told.parseoutcomes()
     assert (counts["failed"], set(counts)) == (1, {"failed", "skipped"})
     assert counts["skipped"] > 30
