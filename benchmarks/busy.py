@@ -90,7 +90,7 @@ def raced(tuner: Tuner, problem: Problem, seconds: float) -> dict[str, Any]:
     args = problems.arguments(problem)
     entries = [tuner.enter(b, k, problem, args, first=races == 0) for b, k in tuner.taking_part(problem.op)]
     while True:
-        decision, _ = tuner.measured(problem, args, entries)
+        decision = tuner.measured(problem, args, entries).decision
         races += 1
         took = time.monotonic() - began
         if decision.rule != INCONCLUSIVE or took > seconds:

@@ -21,7 +21,7 @@ from nxcore.call import ending, maker
 from nxcore.call.operator import Operator, Plan
 from nxcore.call.overlap import aliased
 from nxcore.call.serving import Joiner, from_any_depth
-from nxcore.call.wrappers import guarded, in_regime
+from nxcore.call.wrappers import in_regime
 from nxcore.choose import workers
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
@@ -86,7 +86,7 @@ class Session:
         self.tuner = Tuner(self.registry, self.gate, effort, there, settings=self.settings)
         beside = None if registry else workers.measuring(self.settings, "nxcore.choose.worker")
         recall = Recall(self.tuner, self.wisdom)
-        self.chooser = Chooser(self.settings, recall, self._forget, wrap=guarded, surveyor=beside)
+        self.chooser = Chooser(self.settings, recall, self._forget, surveyor=beside)
         self.joiner = Joiner(self.chooser, self.op)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
@@ -205,8 +205,6 @@ class Session:
         served, inner, inner_args = self.joiner.served(operator, problem, bound)
         with self.chooser.explaining(decide=decide):
             choice = self._choose(served, inner, inner_args)
-        if served is not operator and (why := self.joiner.unlearnt(inner, choice)):
-            return Explanation(inner, Decision("torch", "prior", why))
         found = self.explained(inner, choice, self.chooser.pairs.of(problem))
         return found.after(0 if decide else operator.waited(bound))
 

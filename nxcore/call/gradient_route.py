@@ -1,7 +1,7 @@
 """Crossing: calls that need a gradient use torch's own autograd while torch serves both ways.
 
-Calls use our autograd function if other kernels serve them and both ways together are faster with it, or
-while they take turns. With torch's own kernels the function is slower: each way calls a Python function, and
+Calls use our autograd function if other kernels serve them and both ways together are faster with it.
+With torch's own kernels the function is slower: each way calls a Python function, and
 the backward operator's reference defines the gradient, but isn't how torch computes it. Whether both ways
 together are faster is measured (``pairs``), and until then predicted from the halves' figures.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from nxcore.call.wrappers import unless_capturing
 from nxcore.choose.contenders import Choice, regimes
-from nxcore.choose.learn.budget import Heat, Pace
+from nxcore.choose.learn.budget import Heat
 from nxcore.choose.learn.exploration import MET, Call, Exploration, Switch, exploration
 from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
 from nxcore.context import announce, capturing, in_force
@@ -78,8 +78,6 @@ class Crossing:
         The same without observers of calls, for a race.
     find : callable
         Returns the problem of the backward operator's arguments and its choice, or None.
-    pace : Pace
-        Charged with the cost of calls that use the autograd function only to explore.
     pairs : Pairs
         Finds and measures what both ways take together.
     policy : str
@@ -112,7 +110,6 @@ class Crossing:
         backward: Call,
         unobserved: Call,
         find: Callable[..., Half | None],
-        pace: Pace,
         pairs: Pairs,
         policy: str,
         later: Callable[[Callable[[], None]], None],
@@ -123,21 +120,21 @@ class Crossing:
     ) -> None:
         self.beside: Crossing | None = None  # that of captured calls, if they have a choice of their own
         self._only_captured = only_captured
-        self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
+        self.problem, self.reference, self.clock = problem, problem.spec.reference, clock
         self._mask, self._half, self._forward = mask, forward, forward[1]
         self._backward, self._find = backward, find
         self._pairs, self._policy, self._later, self._aside = pairs, policy, later, aside
         self._pair: Pair | None = None
         self._captured: bool | None = None  # where nothing can be captured
-        self._there, self._for_turns = bridge(backward), bridge(self._back)
+        self._there, self._scouting = bridge(backward), bridge(self._back)
         self._half_us = one_way_us(problem, by_python=isinstance(self._there, Differentiable))
-        self._raced = functools.partial(bridge, unobserved)
+        self._alone = functools.partial(bridge, unobserved)
         explored = exploration(self._forward.call)
         self._explored = [explored] if explored else []
         self._settled, self._lock = False, threading.Lock()
         self._met, self._scouts, self._heat = met, SCOUTS, Heat()
         # Kept, since a switch's target must outlive calls of it in other threads.
-        self._steps = (self._meet, self._scout, self._cross, self._measure)
+        self._steps = (self._meet, self._scout, self._race, self._measure)
         self._switch = Switch(self, self._steps[0 if explored else 1])
         self.call = self._switch.call
 
@@ -208,13 +205,10 @@ class Crossing:
         self.turn()
 
     def turn(self) -> None:
-        """Use the autograd function while either operator takes turns, or after another kernel has won."""
+        """Race while either operator does."""
         with self._lock:
-            engaged = [found for found in self._explored if found.engaged]
-            if any(found.over for found in engaged):
-                self._switch.to(self._there)
-            else:
-                self._switch.to(self._steps[2] if engaged else self.reference)
+            engaged = any(found.engaged for found in self._explored)
+            self._switch.to(self._steps[2] if engaged else self.reference)
 
     def _meet(self, *args: Any) -> Any:
         self._met += 1
@@ -231,16 +225,12 @@ class Crossing:
         self._scouts -= 1
         if self._scouts == 0:  # nobody differentiates these calls
             self._switch.to(self._there if pays(self._forward, self._half_us) else self.reference)
-        return self._for_turns(*args)
+        return self._scouting(*args)
 
-    def _cross(self, *args: Any) -> Any:
-        if capturing(self.problem) or not self.pace.affords:
-            return self.reference(*args)
-        began = self.clock()
-        try:
-            return self._for_turns(*args)
-        finally:
-            self.pace.charge((self.clock() - began) * 1e-9)
+    def _race(self, *args: Any) -> Any:
+        if engaged := next((found for found in self._explored if found.engaged), None):
+            engaged.race()
+        return self.reference(*args)
 
     def _measure(self, *args: Any) -> Any:
         """Measure the pair before this call, and then run the faster way."""
@@ -262,77 +252,15 @@ class Crossing:
         if pair is not None:  # otherwise another thread measures it
             self._pairs.waiting -= self._policy == "measure"
             with self._aside(), in_force(observers=()):  # its calls aren't the program's
-                decision = self._pairs.measure(pair, self._raced(), args)
+                decision = self._pairs.measure(pair, self._alone(), args)
             self._route(decision.chosen != TORCH)
             announce()
 
     def _back(self, *arguments: Any) -> Any:
-        began = self.clock()
         result = self._backward(*arguments)
-        if self._settled:
-            self.pace.charge((self.clock() - began) * 1e-9)
-        elif found := self._find(*arguments):
+        if not self._settled and (found := self._find(*arguments)):
             self.settle(found)
         return result
-
-
-class Counted:
-    """Torch's own call, with which a problem is explored whose kernels serve none of its calls.
-
-    Parameters
-    ----------
-    explored : Exploration
-        The exploration; it begins after enough calls.
-    reference : callable
-        Torch's own.
-    takes : int
-        How many of the call's arguments the kernels take, the first ones.
-    clock : callable
-        Returns nanoseconds; a test may replace it.
-
-    Attributes
-    ----------
-    call : callable
-        Takes the operator's arguments, all positional.
-    """
-
-    def __init__(
-        self, explored: Exploration, reference: Call, takes: int, clock: Clock = time.perf_counter_ns
-    ) -> None:
-        self._explored, self._reference, self._takes, self._clock = explored, reference, takes, clock
-        # Kept, since a switch's target must outlive calls of it in other threads.
-        self._steps = (self._meet, self._race)
-        self._switch = Switch(self, self._steps[0])
-        self.call = self._switch.call
-        explored.watch(self)
-        if explored.known:
-            self.turn()
-
-    @property
-    def over(self) -> bool:
-        """Whether the exploration has ended."""
-        return self._explored.over
-
-    @property
-    def awaited(self) -> tuple[Exploration, ...]:
-        """The exploration, while torch serves until it begins to race."""
-        return (self._explored,) if self._switch.target is self._reference and not self.over else ()
-
-    def turn(self) -> None:
-        """Race while the exploration does."""
-        races = self._explored.engaged and not self._explored.over
-        self._switch.to(self._steps[1] if races else self._reference)
-
-    def _meet(self, *args: Any) -> Any:
-        began = self._clock()
-        result = self._reference(*args)
-        self._explored.heat.note(began, self._clock())
-        self._explored.met()
-        return result
-
-    def _race(self, *args: Any) -> Any:
-        self._explored.advance(args[: self._takes], serves=False)
-        return self._reference(*args)
 
 
 def gain_us(choice: Choice, half_us: float) -> float:

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nxcore.call.gradient_route import Counted, Crossing
+from nxcore.call.gradient_route import Crossing
 from nxcore.call.operator import Operator, Plan, Resolver
 from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_capturing
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
-from nxcore.choose.learn.exploration import Call, exploration
+from nxcore.choose.learn.exploration import Beside, Call, exploration
 from nxcore.context import PREFERENCE, Observer, Purpose
 from nxcore.errors import present
 from nxcore.interop import native
@@ -83,10 +83,10 @@ class Joiner:
             return operator.spec.reference  # its gradient is torch's own too
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(self.chooser.watches.over(choice, inner), inner), operator.spec.gradient
-        if served is not operator and (choice.native or self.unlearnt(inner, choice)):
-            explored = exploration(choice.call)
+        explored = exploration(choice.call)
+        if served is not operator and (choice.native or explored):
             torchs = operator.spec.reference  # whose own autograd saves its tensors
-            return Counted(explored, torchs, len(inner_args)).call if explored else torchs
+            return Beside(explored, torchs).call if explored else torchs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
         call = call if served is operator else of_the_first(call, len(inner_args))
@@ -102,17 +102,6 @@ class Joiner:
         inner = self._op(gradient.forward, backend=operator.backend)
         inner_args = args[: len(inner.spec.params)]
         return inner, Problem.of(inner.spec, inner_args), inner_args
-
-    def unlearnt(self, inner: Problem, choice: Choice) -> str:
-        """Return why kernels serve none of the calls in which they are raced; empty if they do.
-
-        Torch's fastest way can't serve such a call if it returns another result.
-        """
-        if exploration(choice.call) is None or not inner.spec.yardsticks:
-            return ""
-        ways = " and ".join(inner.spec.yardsticks)
-        why = f"torch's {ways} returns another result than nxcore's gradient needs"
-        return f"its kernels are raced in its calls, and torch serves these: {why}"
 
     def _differentiable(
         self,
@@ -168,7 +157,6 @@ class Joiner:
             backward=backward,
             unobserved=preferring(order._replace(observers=()), differentiate),
             find=preferring(order, functools.partial(self._found, spec.name, traces, inner)),
-            pace=learner.pace,
             pairs=self.chooser.pairs,
             policy=policy,
             later=learner.preparing.add,

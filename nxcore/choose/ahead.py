@@ -165,7 +165,7 @@ def compiled(
     for problem in dict.fromkeys(problems):
         needed = uncompiled(tuner, problem) if missing is None else missing(problem)
         chosen = needed if labels is None else labels(problem)
-        lacking = _without_code(tuner, problem, [label for label in needed if label in chosen])
+        lacking = without_code(tuner, problem, [label for label in needed if label in chosen])
         for name, task in tasks(tuner, problem, lacking).items():
             wanted.setdefault(name, task)
     if len(wanted) < least:
@@ -177,7 +177,7 @@ def compiled(
     tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
 
 
-def _without_code(tuner: Tuner, problem: Problem, labels: Collection[str]) -> list[str]:
+def without_code(tuner: Tuner, problem: Problem, labels: Collection[str]) -> list[str]:
     """Return the kernels that a compiler is needed for.
 
     On a GPU the program verifies kernels itself: in milliseconds, where a wheel has their images. On a

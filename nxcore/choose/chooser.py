@@ -19,7 +19,7 @@ from nxcore.choose.families import Families
 from nxcore.choose.ladder import answered
 from nxcore.choose.learn.doubt import Doubts
 from nxcore.choose.learn.exploration import Exploration, exploration
-from nxcore.choose.learn.learner import Learner, Wrap
+from nxcore.choose.learn.learner import Learner
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.pairs import Pairs
@@ -63,8 +63,6 @@ class Chooser:
         Finds recorded decisions; its tuner measures new problems.
     changed : callable
         Called when a choice in use has changed, so that its plans must be dropped.
-    wrap : callable
-        As ``Learner`` takes it.
     surveyor : Workers, optional
         The worker that measures problems beside the program.
 
@@ -80,15 +78,12 @@ class Chooser:
         recall: Recall,
         changed: Callable[[], None],
         *,
-        wrap: Wrap,
         surveyor: Workers | None = None,
     ) -> None:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
         self.survey = Survey(surveyor, changed)
-        self.learner = Learner(
-            recall, changed, self.watches, wrap=wrap, family=self.between, survey=self.survey
-        )
+        self.learner = Learner(recall, changed, family=self.between, survey=self.survey)
         self.survey.keep_to(lambda: self.learner.pace)
         self.lock = Lock.set_by(settings.lock, strict=settings.strict)
         self.families, self.pairs = Families(recall), Pairs(recall, self.lock)

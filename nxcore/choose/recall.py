@@ -280,7 +280,7 @@ class Recall:
             (b, k) for b, k in self.tuner.taking_part(problem.op) if b.name == "torch" and (b, k) not in new
         ]
         entries = [self.tuner.enter(b, k, problem, args) for b, k in [*native, *new]]
-        raced, _ = self.tuner.measured(problem, args, entries)
+        raced = self.tuner.measured(problem, args, entries).decision
         labels = {b.label(k) for b, k in new}
         if raced.unclear or raced.rule == INCONCLUSIVE:  # the recorded race is clearer
             text = f"the A/A noise was {raced.noise:.0%}, at most {NOISY:.0%} is allowed"

@@ -70,8 +70,8 @@ class Budget(Protocol):
     """The limits of what happens beside the program."""
 
     @property
-    def affords_without_turns(self) -> bool:
-        """Whether the seconds spent are within the limits, where no calls are timed."""
+    def affords(self) -> bool:
+        """Whether the seconds spent are within the limits."""
 
     def charge(self, seconds: float) -> None:
         """Count seconds."""
@@ -118,7 +118,7 @@ class Survey:
         """Measure within a budget."""
         self._budget = budget
         if self._surveyor is not None:
-            self._surveyor.affords = lambda: self.paid or budget().affords_without_turns
+            self._surveyor.affords = lambda: self.paid or budget().affords
 
     @property
     def paid(self) -> bool:

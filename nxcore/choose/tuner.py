@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from nxcore.choose import admission
 from nxcore.choose.contenders import (
-    AGAIN,
     Choice,
     Contender,
     carry_out,
-    decided,
     left_out,
-    private_out,
-    settles,
-    timed,
     try_once,
     turned_down,
-    uncontested,
     unmeasured,
     yardstick,
 )
+from nxcore.choose.contest import Contest
 from nxcore.choose.shortlist import EVERY, Shortlist
 from nxcore.choose.workers import Workers
 from nxcore.errors import (
@@ -40,7 +32,6 @@ from nxcore.errors import (
 )
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision
-from nxcore.measure.timing import Timing
 from nxcore.registry.registry import Registry
 from nxcore.settings import Settings
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
@@ -48,7 +39,7 @@ from nxcore.spec.device import current
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.spec.shortage import shortage
-from nxcore.trust.gate import Gate, brief, lacked, lost
+from nxcore.trust.gate import Gate, brief, lacked
 
 _log = logging.getLogger(__name__)
 
@@ -124,22 +115,30 @@ class Tuner:
         """
         if backend is not None:
             return self._pinned(problem, args, backend)
-        kernels = list(self.registry.kernels(problem.op))
         considered, preferred = self._preferred(problem, args, order)
         if preferred is not None:
             return preferred
-        considered |= self._listed(problem, args, shortlist)
-        entries = [
-            considered.get(b.label(k))
+        entries = self.entered(problem, args, considered | self._listed(problem, args, shortlist), entered)
+        return self.measured(problem, args, entries, before).choice
+
+    def entered(
+        self,
+        problem: Problem,
+        args: tuple[Any, ...],
+        known: Mapping[str, Contender] | None = None,
+        planned: Mapping[str, Contender] | None = None,
+    ) -> list[Contender]:
+        """Enter the kernels of an operator that aren't ``known``; return all of them."""
+        done, made = known or {}, planned or {}
+        return [
+            done.get(b.label(k))
             or (
                 left_out(b, k)
                 if b.on_request
-                else self.enter(b, k, problem, args, planned=(entered or {}).get(b.label(k)))
+                else self.enter(b, k, problem, args, planned=made.get(b.label(k)))
             )
-            for b, k in kernels
+            for b, k in self.registry.kernels(problem.op)
         ]
-        decision, again = self.measured(problem, args, entries, before)
-        return replace(carry_out(decision, entries), again=again)
 
     def _preferred(
         self, problem: Problem, args: tuple[Any, ...], order: Sequence[str]
@@ -326,63 +325,11 @@ class Tuner:
         args: tuple[Any, ...],
         entries: Sequence[Contender],
         before: Decision | None = None,
-    ) -> tuple[Decision, Timing | None]:
-        """Race all that can serve; return the decision, and the A/A row if there was a race.
-
-        Nothing is measured where the result is certain. The winners on record, ``before``, stay at ties.
-        """
-        candidates = [e.candidate for e in entries]
-        racing = [e for e in entries if e.races]
-        reference = entries[0].candidate.label
-
-        def stay(reason: str) -> tuple[Decision, None]:
-            return Decision(reference, "reference", reason, tuple(candidates)), None
-
-        if reason := uncontested(problem, entries):
-            return stay(reason)
-        if not self.measures:
-            return stay("not measured: NXCORE_NO_MEASURE is set")
-        arguments = private_out(problem, args)
-        calls = {e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call}
-        failures: dict[str, Refusal] = {}
-
-        def failed(label: str, error: Exception) -> None:
-            entry = next((e for e in racing if e.candidate.label == label), entries[0])
-            failures[label] = self.failed(entry.backend, entry.kernel, problem, error)
-
-        try:
-            timings = self._raced(problem, calls, candidates, failed)
-        except Exception as error:
-            if reason := lost(problem.device):
-                first, *rest = (e.candidate.label for e in racing)
-                raise DeviceLostError(reason, op=problem.op, kernel=first, sure=False, before=rest) from error
-            return stay(unmeasured(error))
-        if failures and not any(e.candidate.label in timings for e in racing if e.backend.name != "torch"):
-            return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
-        candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
-        again = timings.get(AGAIN)
-        return decided(problem, timed(candidates, timings), again, entries, before=before), again
-
-    def _raced(
-        self,
-        problem: Problem,
-        calls: Mapping[str, Callable[[], Any]],
-        candidates: Sequence[Candidate],
-        failed: Callable[[str, Exception], None],
-    ) -> Mapping[str, Timing]:
-        """Time calls by label, until it is settled which are faster than torch."""
-        rivals = frozenset(c.label for c in candidates if c.native)
-        with torch.no_grad():
-            return race.race(
-                calls,
-                problem.device,
-                effort=self.effort,
-                rivals=rivals,
-                again=AGAIN,
-                settled=settles(problem, candidates, self.effort),
-                failed=failed,
-                cost=problem.cost,
-            )
+    ) -> Contest:
+        """Race all that can serve; the winners on record, ``before``, stay at ties."""
+        contest = Contest(self, problem, args, entries, before)
+        contest.run()
+        return contest
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
         """Count a kernel's exception; return it as a refusal.

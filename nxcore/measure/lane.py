@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,12 +37,10 @@ class Lane:
 
     Attributes
     ----------
-    plan : callable
-        What is timed.
     call : callable
-        The same with the arguments of the present piece of the race.
+        What is timed.
     result : Any
-        That of its last call within the piece.
+        That of its last call.
     of : str
         The label of the kernel that it repeats, if it is the A/A row.
     each_s : float
@@ -64,7 +61,7 @@ class Lane:
         Nanoseconds of all samples, and how many of them others had the processors.
     """
 
-    plan: Callable[..., Any]
+    call: Callable[[], Any]
     of: str = ""
     each_s: float = 0.0
     repeats: int = 1
@@ -79,15 +76,7 @@ class Lane:
     disturbed: int = 0
     took: int = 0
     lost: int = 0
-
-    def __post_init__(self) -> None:
-        self.call: Callable[[], Any] = self.plan
-        self.result: Any = None
-
-    def take(self, args: tuple[Any, ...]) -> None:
-        """Call with these arguments from now on."""
-        self.call = functools.partial(self.plan, *args) if args else self.plan
-        self.result = None
+    result: Any = None
 
     def note(self, us: float) -> None:
         """Note a block by one time, of the device and of the host."""
@@ -101,9 +90,7 @@ class Lane:
 
     def again(self, label: str) -> Lane:
         """Return an entry of the same call without blocks: the A/A row, which repeats that label's."""
-        made = Lane(self.plan, label, self.each_s, self.repeats, self.samples, self.least_s, self.sizes)
-        made.call = self.call
-        return made
+        return Lane(self.call, label, self.each_s, self.repeats, self.samples, self.least_s, self.sizes)
 
     def end_block(self) -> None:
         """Note the median of the block's undisturbed samples, the least of the others where there is none.

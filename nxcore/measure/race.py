@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -120,7 +119,7 @@ class Race:
     Parameters
     ----------
     calls : mapping of str to callable
-        Label -> callable with the arguments of ``go``. All work must run on ``device``'s current stream.
+        Label -> callable without arguments. All work must run on ``device``'s current stream.
     device, rivals, again, settled, effort, clock, seed, suspect, failed, load, cost
         As ``race`` takes them.
 
@@ -132,7 +131,7 @@ class Race:
 
     def __init__(
         self,
-        calls: Mapping[str, Callable[..., Any]],
+        calls: Mapping[str, Callable[[], Any]],
         device: torch.device,
         rivals: frozenset[str] = frozenset(),
         again: str = "",
@@ -153,12 +152,11 @@ class Race:
         self._load, self._cut, self._warm_lost = load or load_of(device.type, clock), False, 0
         self._order, self._dice = list(self._lanes), random.Random(seed)
         self.done, self._spent_s, self._began, self._steps = 0, 0.0, 0, self._blocks()
-        self._last: tuple[str, Any] | None = None
 
-    def go(self, *args: Any, seconds: float = math.inf) -> bool:
-        """Run blocks on these arguments for so many seconds, at least a step; return whether it is over.
+    def go(self, seconds: float = math.inf) -> bool:
+        """Run blocks for so many seconds, at least a step; return whether it is over.
 
-        A step is a call of the warm-up, or one candidate's part of a block. No argument is kept.
+        A step is a call of the warm-up, or one candidate's part of a block.
 
         Raises
         ------
@@ -166,25 +164,21 @@ class Race:
             If a call's work isn't on the current stream, so that it can't be timed, or if a function that
             times are read by was replaced.
         """
-        over = self._go(args, seconds)
+        over = self._go(seconds)
         if name := clock.replaced():
             raise MeasurementError(f"{name} was replaced by other code, and a race reads time by it")
         return over
 
-    def _go(self, args: tuple[Any, ...], seconds: float) -> bool:
+    def _go(self, seconds: float) -> bool:
         with ALONE(), tally.spent("timing"), no_collection(), self._load.opened(), current(self._device):
-            self._take(args)
-            before, self._began, self._last = self._spent_s, self._clock(), None
+            before, self._began = self._spent_s, self._clock()
             try:
-                for label in self._steps:
-                    lane = self._lanes[label]
-                    self._last = lane.of or label, lane.result
+                for _ in self._steps:
                     if self._seconds - before >= seconds:
                         return False
                 self._compare()
             finally:
                 self._spent_s = self._seconds
-                self._take(())
         return True
 
     @torch.no_grad()
@@ -193,17 +187,6 @@ class Race:
         first = self._lanes[self._first].result
         for label in [label for label in self._order if label not in (self._first, self._again)]:
             self._attempt(label, lambda _, lane: clock.held(lane.result, first))
-
-    def taken(self) -> tuple[str, Any] | None:
-        """Return the kernel and the result of the last call, once; None where the last step has none."""
-        last, self._last = self._last, None
-        return last
-
-    @property
-    def own_s(self) -> float:
-        """The seconds of a call of the first, by its blocks or its warm-up; infinite before it."""
-        lane = self._lanes[self._first]
-        return statistics.median(lane.host_us) * 1e-6 if lane.host_us else lane.each_s or math.inf
 
     @property
     def timings(self) -> dict[str, Timing]:
@@ -219,12 +202,8 @@ class Race:
         """The seconds that its pieces took, within one of them."""
         return self._spent_s + (self._clock() - self._began) * 1e-9
 
-    def _take(self, args: tuple[Any, ...]) -> None:
-        for lane in self._lanes.values():
-            lane.take(args)
-
-    def _blocks(self) -> Iterator[str]:
-        """Warm up, and run blocks until all is settled; yield the label of each step."""
+    def _blocks(self) -> Iterator[None]:
+        """Warm up, and run blocks until all is settled; yield after each step."""
         effort = self._effort
         for label in tuple(self._order):
             yield from self._warm_up(label)
@@ -249,14 +228,14 @@ class Race:
             if look >= effort.looks[0] and self._seconds > effort.budget_s:
                 return
 
-    def _part(self, label: str) -> Iterator[str]:
+    def _part(self, label: str) -> Iterator[None]:
         """Run a candidate's part of a block, again while others disturb all of it and time is left."""
         lane, again = self._lanes[label], True
         while again and self._attempt(label, self._block):
             again = lane.open and self._seconds <= self._effort.budget_s
             if not again:
                 lane.end_block()
-            yield label
+            yield
 
     @property
     def _late(self) -> bool:
@@ -272,14 +251,15 @@ class Race:
             if lane.each_s and not lane.host_us:
                 lane.note(lane.each_s * 1e6)
 
-    def _warm_up(self, label: str) -> Iterator[str]:
+    def _warm_up(self, label: str) -> Iterator[None]:
         """Warm a candidate up; a hopeless one leaves the race, with that time as its only block."""
         lane, on_cuda = self._lanes[label], self._device.type == "cuda"
         of_block = self._effort.gpu_samples if on_cuda else self._effort.samples
         seconds = self._effort.warm_s / len(self._lanes)
         steps = warm_up(lane, self._device, seconds, self._clock, of_block)
         rival, limit = label == self._first or label in self._rivals, self._effort.hopeless
-        limits = [limit**2 * self.own_s + FIRST_S, limit * self.own_s]
+        own_s = self._lanes[self._first].each_s or math.inf
+        limits = [limit**2 * own_s + FIRST_S, limit * own_s]
         more, quiet = True, True
 
         def step(_label: str, _lane: Lane) -> None:
@@ -293,7 +273,7 @@ class Race:
         while more:
             if not self._attempt(label, step):
                 return
-            yield label
+            yield
             if self._late and self._warm_lost > DISTURBED * self._seconds * 1e9:
                 self._end()
                 return

@@ -175,9 +175,9 @@ def _again(session: Session, problem: Problem, args: tuple[Any, ...], decision: 
     chosen = next((e for e in entries if e.candidate.label == decision.chosen), None)
     if chosen is None or chosen.call is None:
         return "the chosen kernel can't serve it now"
-    found = judged(problem, decision, tuner.measured(problem, args, entries)[0])
+    found = judged(problem, decision, tuner.measured(problem, args, entries).decision)
     if found and found.slower:  # a disturbance of the machine doesn't occur twice
-        found = judged(problem, decision, tuner.measured(problem, args, entries)[0])
+        found = judged(problem, decision, tuner.measured(problem, args, entries).decision)
     return found or "it couldn't be measured"
 
 

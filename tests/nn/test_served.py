@@ -14,7 +14,6 @@ from torch.nn.utils import parametrizations
 
 import nxcore
 from nxcore import context
-from nxcore.choose.learn.exploration import Piece
 from nxcore.nn import modules, sequential, served
 from nxcore.nn.exchange import kind
 from nxcore.nn.served import AFTER, AWAKE, RESTING, RESTS, WAITS, awake
@@ -146,11 +145,11 @@ def test_while_its_kernels_are_prepared_a_module_rests(
         assert jobs, "its kernels are to be prepared"
         explorations = session.chooser.explorations()
         for found in explorations:
-            found.begin(lambda _: Piece(over=False))
+            found.begin(lambda: None)
         assert not rests(norm)
         step(1)
         for found in explorations:
-            found.end(found.reference)
+            found.end()
         step(2 * AFTER)
         assert rests(norm)
         assert norm.reason == RESTS

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SHARE, TOTAL = 0.04, 0.05
-"""Shares of the running time since the first call: of background work, and together with timed calls."""
+SHARE = 0.05
+"""The share of the running time since the first call: of background work and races."""
 
 ALLOWANCE_S = 1.0
 """Seconds beyond the share: to import a toolkit, to load two kernels from disk and audit their first runs."""
@@ -75,13 +75,6 @@ def until_the_end(seconds: float) -> bool:
     main = threading.main_thread()
     main.join(seconds)
     return main.is_alive()
-
-
-@dataclass
-class Cost:
-    """The cost of a block: of its seconds, ``saved`` ones would have been spent anyway."""
-
-    saved: float = 0.0
 
 
 class Pace:
@@ -147,17 +140,13 @@ class Pace:
             self.charged += seconds
 
     @contextlib.contextmanager
-    def spending(self) -> Iterator[Cost]:
-        """Charge the seconds of this block, except what is charged within it and what it saves.
-
-        That may be less than nothing: of a race's steps some are faster than torch's call, some slower.
-        """
-        cost, began, told = Cost(), self._clock(), self.charged
+    def spending(self) -> Iterator[None]:
+        """Charge the seconds of this block."""
+        began = self._clock()
         try:
-            yield cost
+            yield
         finally:
-            spent = self._clock() - began - (self.charged - told)
-            self.charge(spent - (min(cost.saved, 2 * spent) if math.isfinite(cost.saved) else spent))
+            self.charge(self._clock() - began)
 
     def hold(self, seconds: float) -> None:
         """Have nothing be affordable for so many seconds from now."""
@@ -196,15 +185,10 @@ class Pace:
             self.busy.acquire()
             self._mark = self._processor()
 
-    @property
-    def affords_without_turns(self) -> bool:
-        """Whether the seconds spent are within the total, of work that takes the place of timed calls."""
-        return self.left(0.0, max(self.share, TOTAL)) <= 0
-
-    def left(self, ahead: float, share: float | None = None) -> float:
+    def left(self, ahead: float) -> float:
         """Return the seconds until ``ahead`` more seconds are within the share; negative if they are."""
         began = self.begin()
-        due = max((self.spent + ahead - self.allowance) / (share or self.share), self.grace)
+        due = max((self.spent + ahead - self.allowance) / self.share, self.grace)
         return max(began + due, self._held) - self._clock()
 
     def anew(self) -> Pace:
@@ -275,15 +259,13 @@ class Hand:
     Parameters
     ----------
     pace : Pace
-        The budget of the thread; of several hands with one pace, one works at a time.
+        The budget of the thread.
     idle : callable
         Called after the last job.
     failed : callable
         Called with the exception of a job.
     most : int
         The most jobs that may wait; beyond it the oldest is dropped.
-    ahead : float
-        Seconds of work that must be within the budget before a job.
     """
 
     def __init__(
@@ -293,9 +275,8 @@ class Hand:
         idle: Callable[[], None],
         failed: Callable[[Exception], None],
         most: int,
-        ahead: float = 0.0,
     ) -> None:
-        self.pace, self._idle, self._failed, self._ahead = pace, idle, failed, ahead
+        self.pace, self._idle, self._failed = pace, idle, failed
         self._lock = threading.Lock()
         self._jobs: deque[Job] = deque(maxlen=most)
         self.thread: threading.Thread | None = None
@@ -312,8 +293,7 @@ class Hand:
     def _work(self) -> None:
         while self._left():
             with self.pace.working():
-                if self._ahead:
-                    self.pace.rest(self._ahead)
+                self.pace.rest(0.0)
                 try:
                     self._hottest()
                 except Exception as error:  # noqa: BLE001  the other jobs must still run

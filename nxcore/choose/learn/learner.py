@@ -1,4 +1,4 @@
-"""Learning: a new problem's kernels are prepared in the background, and its calls determine the winner."""
+"""Learning: a new problem's kernels are prepared in the background, and raced beside its calls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.budget import ALLOWANCE_S, GRACE_S, Hand, Pace
-from nxcore.choose.learn.lesson import KNOWN_S, Decided, Lesson
-from nxcore.choose.learn.watches import Watches
+from nxcore.choose.learn.lesson import Decided, Lesson
 from nxcore.choose.recall import Recall
 from nxcore.choose.survey import Survey
 from nxcore.choose.workers import POLL_S
@@ -24,7 +22,6 @@ from nxcore.measure.lane import Clock
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import brief
 
-Wrap = Callable[[Choice, Problem], Callable[..., Any]]
 Family = Callable[[Problem], Choice | None]
 
 WAITING = 4096
@@ -44,14 +41,10 @@ class Learner:
         Keeps the results; its tuner determines which kernels may take part.
     changed : callable
         Called when plans must be made again, after a decision.
-    watches : Watches
-        Watch the candidates of explorations, and the winners.
     clock : callable
         Returns nanoseconds; a test may replace it.
     pace : Pace, optional
         The budget of the thread.
-    wrap : callable
-        ``wrap(choice, problem)`` returns the chosen call with its wrappers.
     family : callable
         Returns the choice for a problem that needs no exploration, or None.
     survey : Survey, optional
@@ -59,8 +52,6 @@ class Learner:
 
     Attributes
     ----------
-    loaded : set of str
-        The backends whose toolkits the learner has used in this process.
     compiling : int
         The number of kernels that workers compile or will compile.
     raced : float
@@ -71,18 +62,16 @@ class Learner:
         self,
         recall: Recall,
         changed: Callable[[], None],
-        watches: Watches,
         clock: Clock = time.perf_counter_ns,
         pace: Pace | None = None,
         *,
-        wrap: Wrap,
         family: Family = lambda _: None,
         survey: Survey | None = None,
     ) -> None:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
-        self._changed, self.undone, self.watches = changed, False, watches
-        self.wrap, self.family, self.survey = wrap, family, survey or Survey(None, changed)
-        self.loaded, self.compiling, self.raced = set[str](), 0, -math.inf
+        self._changed, self._undone = changed, False
+        self.family, self.survey = family, survey or Survey(None, changed)
+        self.compiling, self.raced = 0, -math.inf
         self.keep_quiet()
         self.keep_to(pace or Pace(allowance=ALLOWANCE_S, grace=GRACE_S))
 
@@ -92,12 +81,8 @@ class Learner:
             self.tuner.workers.affords = lambda: time.monotonic() - self.raced > QUIET_S
 
     def keep_to(self, pace: Pace) -> None:
-        """Use new hands: one for long work and one for verdicts, which then don't wait for it."""
-        self.pace = pace
-        self.preparing, self.judging = (
-            Hand(pace, idle=self._idle, failed=self._failed, most=WAITING, ahead=ahead)
-            for ahead in (KNOWN_S, 0.0)
-        )
+        """Use a new hand, of that pace."""
+        self.pace, self.preparing = pace, Hand(pace, idle=self._idle, failed=self._failed, most=WAITING)
 
     def refusal(self, problem: Problem) -> str:
         """Return why a problem's calls can't be explored; empty if they can. Longer checks are made later."""
@@ -116,17 +101,16 @@ class Learner:
         backend, kernel = self.tuner.taking_part(problem.op)[0]
         self.pace.begin()
         exploration = Lesson(self, problem, serve).exploration
-        reason = "its kernels are measured in its first calls, once they are ready"
+        reason = "its kernels are measured beside its first calls, once they are ready"
         return Choice(Decision("torch", "exploring", reason), exploration.call, kernel, backend)
 
     def settle(self, timeout: float | None = None) -> None:
         """Wait until there is no background work left."""
         ends = time.monotonic() + (float("inf") if timeout is None else timeout)
         while True:
-            for hand in (self.preparing, self.judging):
-                if thread := hand.thread:
-                    thread.join(timeout)
-            busy = self.compiling or self.survey.open or self.preparing.thread or self.judging.thread
+            if thread := self.preparing.thread:
+                thread.join(timeout)
+            busy = self.compiling or self.survey.open or self.preparing.thread
             if not busy or time.monotonic() > ends:
                 return
             time.sleep(POLL_S)
@@ -138,9 +122,14 @@ class Learner:
             self.tuner.workers.after_fork()
         self.keep_to(self.pace.anew())
 
+    def finished(self) -> None:
+        """Have plans made again after a decision: once for several that the thread makes in a row."""
+        self._undone = True
+        if self.preparing.thread is not threading.current_thread():
+            self._idle()
+
     def _idle(self) -> None:
-        """Have plans made again after decisions: once for several decisions in a row."""
-        undone, self.undone = self.undone, False
+        undone, self._undone = self._undone, False
         if undone:
             self._changed()
 

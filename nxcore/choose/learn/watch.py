@@ -97,8 +97,6 @@ class Watch:
         The problem of its calls.
     strict : bool
         If True, a conviction raises; otherwise the reference's result replaces the wrong one.
-    audits : int
-        The audits that the plan has passed before, in its turns.
 
     Attributes
     ----------
@@ -121,11 +119,10 @@ class Watch:
         problem: Problem,
         *,
         strict: bool,
-        audits: int = 0,
     ) -> None:
         self._owner, self.backend, self.kernel, self.planned = owner, backend, kernel, planned
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
-        self._calls, self._audits, self._left, self.young, self._able = 0, audits, FIRST, True, True
+        self._calls, self._audits, self._left, self.young, self._able = 0, 0, FIRST, True, True
         self.call_s, self._rota = math.inf, owner.rota(self)
         self._like: Any = None
         self._rough = True  # whether the size of a result tells how far another one may be
@@ -233,27 +230,6 @@ class Watch:
             if self.strict:
                 self._instead(*args)
         return result
-
-    def look(self, args: tuple[Any, ...], result: Any) -> Any:
-        """Check the form of a result, and return it in new memory.
-
-        Raises
-        ------
-        VerificationError
-            If the kernel is convicted, now or before.
-        """
-        began = time.perf_counter()
-        if not self.reason:
-            with torch.no_grad():
-                reason, _ = self._form(args, result)
-                if not reason:
-                    self._hold(result)
-                    result = self._apart(result)
-            self._owner.charge(self, time.perf_counter() - began)
-            if not reason:
-                return result
-            self._owner.convict(self, self._put(reason))
-        return self._instead(*args)
 
     def late(self, pending: Pending, *, changed: bool) -> str:
         """Return why the kernel is convicted for an earlier call; empty if it isn't."""

@@ -24,7 +24,6 @@ from nxcore.choose.learn.pending import Pending
 from nxcore.choose.learn.rota import Rota
 from nxcore.choose.learn.watch import Watch
 from nxcore.context import REGIME, KernelWarning
-from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
 EARLY_S = 0.5
@@ -99,11 +98,8 @@ class Watches:
             with self._lock:
                 self.asides -= 1
 
-    def over(self, choice: Choice, problem: Problem, audits: int = 0) -> Choice:
-        """Return ``choice`` with its call watched; torch's own needs no watch.
-
-        ``audits`` of the plan have passed in its turns.
-        """
+    def over(self, choice: Choice, problem: Problem) -> Choice:
+        """Return ``choice`` with its call watched; torch's own needs no watch."""
         torchs = choice.backend.name == "torch" or choice.call is problem.spec.reference
         if not self.on or torchs or problem.view:
             return choice
@@ -112,27 +108,13 @@ class Watches:
         with self._lock:
             found = self._known.get(key)
             if found is None or found.planned is not choice.call:
-                made = choice.backend, choice.kernel, choice.call, problem
-                found = self.watch(*made, strict=strict, audits=audits)
+                found = Watch(self, choice.backend, choice.kernel, choice.call, problem, strict=strict)
                 self._known[key] = found
                 self.rota(found).enter(found)
                 if len(self._known) > KEPT:
                     self._known.popitem(last=False)
             self._known.move_to_end(key)
         return replace(choice, call=found.call)
-
-    def watch(
-        self,
-        backend: Backend,
-        kernel: Kernel,
-        planned: Callable[..., Any],
-        problem: Problem,
-        *,
-        strict: bool = True,
-        audits: int = 0,
-    ) -> Watch:
-        """Return a watch over one planned kernel."""
-        return Watch(self, backend, kernel, planned, problem, strict=strict, audits=audits)
 
     def rota(self, watch: Watch) -> Rota:
         """Return the rota of its kernel."""

@@ -4,7 +4,6 @@ import functools
 
 import torch
 
-from nxcore.call.wrappers import guarded
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.learner import Learner
 from nxcore.measure import race
@@ -75,9 +74,7 @@ def learning(forward, backward, policy="auto", cache=None, lock=None, noise=lamb
         fakes.registry(fakes.backend("fast", *kernels), specs=specs),
         fakes.QUICK,
     )
-    found.chooser.learner = Learner(
-        found.chooser.recall, found._forget, found.chooser.watches, clock, Pace(float("inf")), wrap=guarded
-    )
+    found.chooser.learner = Learner(found.chooser.recall, found._forget, clock, Pace(float("inf")))
     return found, runs
 
 

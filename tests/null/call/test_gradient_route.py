@@ -11,10 +11,9 @@ import torch
 
 from nxcore.call import gradient_route
 from nxcore.call.gradient_route import SCOUTS
-from nxcore.call.wrappers import guarded
 from nxcore.choose.contenders import AGAIN, Choice
 from nxcore.choose.learn.budget import Pace
-from nxcore.choose.learn.exploration import MET
+from nxcore.choose.learn.exploration import MET, Exploration
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.recall import Recall
 from nxcore.measure import race
@@ -298,31 +297,25 @@ def test_calls_that_nobody_differentiates_stop_crossing(raced_by):
     assert [step(session, back=False) for _ in range(SCOUTS + 4)] == [True] * SCOUTS + [False] * 4
 
 
-def test_captured_calls_are_torchs_while_others_race(monkeypatch):
+def test_while_kernels_are_raced_torch_serves_both_ways_and_captured_calls_race_nothing(monkeypatch):
     session, runs = learning(0.5, 0.5, us=LONG)
-    for _ in range(MET + 4):
+    for _ in range(MET + 2):
         step(session)
-    monkeypatch.setattr(gradient_route, "capturing", lambda problem: True)
+    pace = session.chooser.learner.pace
+    runs.clear()
+    before = pace.spent
+    assert not any(step(session) for _ in range(12))
+    assert runs
+    assert pace.spent > before
+    monkeypatch.setattr(Exploration, "_capturing", lambda self: True)
     runs.clear()
     assert not any(step(session) for _ in range(8))
     assert runs == []
-    monkeypatch.undo()
-    assert step(session)
-
-
-def test_crossings_for_a_race_are_charged():
-    session, _ = learning(0.5, 0.5, us=LONG)
-    pace = session.chooser.learner.pace
-    for _ in range(MET + 1):
-        step(session)
-    before = pace.spent
-    step(session, settle=False)
-    assert pace.spent > before
 
 
 @pytest.mark.parametrize(("us", "crosses"), [(30, True), (300, False)])
 def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, joining, monkeypatch):
-    """Torch's fastest way returns another result than nxcore's gradient needs, so no step serves a call."""
+    """Torch's fastest way returns another result than nxcore's gradient needs."""
     clock, runs = fakes.Clock(), []
     names = "max_pool2d", "max_pool2d_with_offsets", "max_pool2d_backward"
     torchs = dict.fromkeys(names, 200)
@@ -345,10 +338,8 @@ def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, join
     learner = session.chooser.learner = Learner(
         session.chooser.recall,
         session._forget,
-        session.chooser.watches,
         clock,
         Pace(float("inf")),
-        wrap=guarded,
     )
     joining(0, clock)
     x = torch.randn(1, 2, 6, 6, requires_grad=True)
@@ -364,15 +355,6 @@ def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, join
         p.op: c.decision.chosen for p, *_ in session.chooser.choices for c in [session.chooser.known(p)]
     }
     assert choices["max_pool2d_with_offsets"] == ("fast" if crosses else "torch")
-
-
-def test_while_races_have_cost_enough_nothing_crosses(monkeypatch):
-    session, _ = learning(0.5, 0.5, us=LONG)
-    for _ in range(MET + 1):
-        step(session)
-    assert step(session)
-    monkeypatch.setattr(Pace, "affords", False)
-    assert not any(step(session) for _ in range(4))
 
 
 @pytest.mark.gpu

@@ -12,13 +12,12 @@ import torch
 from nxcore.choose import ahead, workers
 from nxcore.choose.ahead import compiled, steps
 from nxcore.choose.contenders import Contender
-from nxcore.choose.learn import lesson as lessons
-from nxcore.choose.learn.lesson import UNKNOWN_S, VERIFIED_S, Lesson
+from nxcore.choose.learn.lesson import Lesson
 from nxcore.choose.process import Answer
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.worker import done
 from nxcore.measure.decision import Candidate
-from nxcore.spec.compiling import UncompiledError, compiling
+from nxcore.spec.compiling import compiling
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store.files import Store
@@ -193,6 +192,9 @@ class Held:
         self.asked.append((kernel, sample, answered))
 
 
+WANTED = {(label, step): (ON_GPU, label, step) for label, step in (("fast", "prime"), ("fast", ""))}
+
+
 def lesson(most):
     """Return a lesson of a problem on a GPU that isn't here, its workers and the rests that it takes."""
     session, _, _ = learning(torch=100, fast=50)
@@ -209,24 +211,6 @@ def test_online_has_a_gpu_s_kernels_compiled_by_several_workers_only(pretending)
     assert lesson(0)[0]._workers is None
 
 
-@pytest.mark.parametrize("missing", [False, True])
-def test_online_takes_no_kernel_whose_launch_would_compile(missing, pretending, monkeypatch):
-    found, _, _ = lesson(2)
-    backend, kernel = found._tuner.taking_part("add")[1]
-    planned = Contender(backend, kernel, Candidate("fast", "fast"), print)
-
-    def look(entry, problem):
-        if missing:
-            raise UncompiledError("a launch")
-        return entry
-
-    monkeypatch.setattr(lessons, "with_code", look)
-    monkeypatch.setattr(found._tuner, "enter", lambda *_, first: planned)
-    monkeypatch.setattr(found._tuner, "refusal", lambda *_: None)
-    monkeypatch.setattr(found._tuner.gate, "knows", lambda *_: True)
-    assert found._from_disk(backend, kernel) is (None if missing else planned)
-
-
 def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(pretending, ahead_has, caplog):
     told = []
     ahead_has(told=told.append)
@@ -234,7 +218,7 @@ def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(prete
     caplog.set_level("INFO", logger="nxcore")
     for _ in range(2):
         found, held, _ = lesson(2)
-        found._await(held, [("fast", "prime"), ("fast", "")])
+        found._await(held, WANTED)
     where = "in the background by up to 2 processes"
     assert told == [
         f"nxcore: kernels are compiled {where}; torch serves until then, and the next run finds them"
@@ -242,11 +226,11 @@ def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(prete
     assert caplog.messages == [f"compile: add: 2 kernels and samples, {where}"] * 2
 
 
-def test_it_goes_on_once_every_sample_is_there_and_then_expects_little_time(pretending, monkeypatch):
-    found, held, rests = lesson(2)
+def test_it_goes_on_once_every_sample_is_there(pretending, monkeypatch):
+    found, held, _ = lesson(2)
     learner, entered = found._learner, []
     monkeypatch.setattr(learner.preparing, "add", lambda run, heat: entered.append(run))
-    found._await(held, [("fast", "prime"), ("fast", ""), ("slow", "")])
+    found._await(held, WANTED | {("slow", ""): (ON_GPU, "slow", "")})
     assert learner.compiling == 3
     (_, sample, first), (_, _, second), (_, _, third) = held.asked
     assert sample == "prime"
@@ -256,11 +240,3 @@ def test_it_goes_on_once_every_sample_is_there_and_then_expects_little_time(pret
     second(Answer(seconds=1.0))
     assert entered == [found._enter]
     assert learner.compiling == 0
-    backend, kernel = found._tuner.taking_part("add")[1]
-    monkeypatch.setattr(found._tuner, "enter", lambda *args, **how: None)
-    found._compiled(backend, kernel)
-    assert rests == [VERIFIED_S]
-    rests.clear()
-    found._made.discard("fast")
-    found._compiled(backend, kernel)
-    assert rests == [UNKNOWN_S]

@@ -10,7 +10,6 @@ import torch
 
 from nxcore.call.gradient_route import gain_us, pays
 from nxcore.call.rare import RARE
-from nxcore.call.wrappers import guarded
 from nxcore.choose import family
 from nxcore.choose.chooser import enough
 from nxcore.choose.contenders import Choice
@@ -140,10 +139,8 @@ class World:
         chooser.learner = Learner(
             chooser.recall,
             session._forget,
-            chooser.watches,
             self.clock,
             Pace(share=float("inf")),
-            wrap=guarded,
             family=chooser.between,
         )
         return session

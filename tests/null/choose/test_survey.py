@@ -63,7 +63,7 @@ def surveyed(process=None):
     """Return a survey with its process, its budget, and how often plans were made again."""
     process, changes = process or Process(), []
     found = Survey(process, lambda: changes.append(1))
-    budget = SimpleNamespace(spent=0.0, affords_without_turns=True)
+    budget = SimpleNamespace(spent=0.0, affords=True)
     budget.charge = lambda seconds: setattr(budget, "spent", budget.spent + seconds)
     found.keep_to(lambda: budget)
     return found, process, budget, changes
@@ -77,7 +77,7 @@ def test_a_problem_is_measured_once_within_the_budget_and_all_who_ask_are_told()
     found.ask(PROBLEM, told.append)
     found.ask(PROBLEM)
     assert (len(process.tasks), found.open, changes) == (1, 1, [])
-    budget.affords_without_turns = False
+    budget.affords = False
     assert not process.affords()
     process.answer()
     assert (told, found.open, changes) == (["", ""], 0, [1])
@@ -105,7 +105,7 @@ def test_calls_that_save_enough_pay_for_it_without_a_budget(saved, every, paid, 
         now[0] += every
     now[0] += 0.1
     found.ask(PROBLEM)
-    budget.affords_without_turns = False
+    budget.affords = False
     assert process.affords() is paid
     process.answer()
     assert (budget.spent == 0) is paid
@@ -238,9 +238,8 @@ def called(session, times):
     """Call, and give the background its time after each; the process has its own."""
     for _ in range(times):
         session.op("add")(X, X)
-        for hand in (session.chooser.learner.preparing, session.chooser.learner.judging):
-            if thread := hand.thread:
-                thread.join(30)
+        if thread := session.chooser.learner.preparing.thread:
+            thread.join(30)
 
 
 def test_calls_take_no_turns_and_the_winner_is_read(tmp_path):

@@ -101,7 +101,7 @@ def learnt(world, **us):
         clock=world.clock,
     )
     while not found.go(seconds=0.0):
-        assert found.taken() is not None
+        pass
     return decide(timed(asked, found.timings), found.timings[AGAIN])
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nxcore.choose.learn.budget import READ_S, Hand, Pace, Running, waited_s
-from nxcore.choose.learn.exploration import MET, Exploration, Piece
+from nxcore.choose.learn.exploration import MET, Exploration
 from nxcore.spec.problem import Problem
 from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
@@ -55,7 +55,7 @@ def test_work_stays_within_its_share_at_every_moment():
 
 def test_time_in_which_the_program_waits_for_a_processor_gives_no_share():
     when, waited = Time(), [0.0]
-    pace = Pace(clock=Running(lambda: when.now, lambda: waited[0]), processor=lambda: when.spent)
+    pace = Pace(0.04, clock=Running(lambda: when.now, lambda: waited[0]), processor=lambda: when.spent)
     pace.begin()
     when.now, waited[0] = 100.0, 75.0
     assert pace.left(1.0) <= 0, "25 s of running time pay for 1 s"
@@ -112,60 +112,26 @@ def test_what_pieces_cost_is_counted_too():
     assert when.now == pytest.approx(4 / 0.04)
 
 
-def test_pieces_that_have_cost_enough_rest_and_what_they_serve_is_no_cost():
-    when, rested = Time(), []
+def test_a_race_is_charged_and_waits_until_the_budget_allows_a_piece():
+    when, pieces = Time(), []
     pace = paced(when)
-    pieces = iter([Piece(over=False, result=1, own_s=2.0), Piece(over=False, result=1, own_s=3.0)])
+    found = Exploration(lambda: 0, CPU, wanted=lambda: None, pace=pace)
+    for _ in range(MET):
+        found.call()
 
-    def piece(args):
+    def piece():
+        pieces.append(when.now)
         when.now += 3.0
-        return next(pieces)
 
-    found = Exploration(
-        lambda: 0,
-        CPU,
-        wanted=lambda: None,
-        look=lambda: None,
-        pace=pace,
-        rests=lambda: rested.append(found.engaged),
-    )
     pace.begin()
     found.begin(piece)
-    assert found.call() == 1
-    assert pace.spent == pytest.approx(1.0), "what it takes above torch's"
-    assert rested == [False], "that is more than its share of three seconds"
-    found.resume()
-    assert found.call() == 1
-    assert pace.spent == pytest.approx(1.0)
-
-
-def test_a_piece_whose_result_nobody_takes_costs_all_of_it():
-    when = Time()
-    pace = paced(when)
-
-    def piece(args):
-        when.now += 3.0
-        pace.charge(1.0)  # as an audit within it
-        return Piece(over=True, result=1, own_s=2.0)
-
-    how = {"wanted": lambda: None, "look": lambda: None, "rests": lambda: None}
-    found = Exploration(lambda: 0, CPU, pace=pace, **how)
-    found.begin(piece)
-    assert found.advance((), serves=False) == 1
+    for _ in range(3):
+        assert found.call() == 0
+    assert pieces == [0.0]
     assert pace.spent == pytest.approx(3.0)
-
-
-def test_who_rested_goes_on_once_that_is_paid():
-    session, _, runs = learning(torch=100, fast=50)
-    when = Time()
-    pace = paced(when)
-    session.chooser.learner.keep_to(pace)
-    ready(session, X, X)
-    pace.charge(10.0)
-    called(session, 3, X, X)
-    assert when.now >= 10 / 0.04
-    called(session, ENOUGH, X, X)
-    assert runs[-1] == "fast"
+    when.now = 3 / 0.04
+    found.call()
+    assert len(pieces) == 2
 
 
 def test_who_rests_holds_nothing_and_the_programs_end_ends_the_rest():

@@ -9,7 +9,6 @@ import time
 import pytest
 import torch
 
-from nxcore.call.wrappers import guarded
 from nxcore.choose.learn import doubt
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.doubt import CALLS, SECONDS
@@ -73,9 +72,7 @@ class World:
         settings = Settings(audit=audit, cache=self.folder / "cache", policy=policy)
         session = Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
         chooser, pace = session.chooser, Pace(share=float("inf"))
-        chooser.learner = Learner(
-            chooser.recall, session._forget, chooser.watches, self.clock, pace, wrap=guarded
-        )
+        chooser.learner = Learner(chooser.recall, session._forget, self.clock, pace)
         return session
 
 

@@ -173,7 +173,8 @@ def test_the_thread_does_not_keep_what_it_arms():
 
     found = watches.Watches(lambda *a: None, Pace, wait=wait)
     backend = fakes.backend("watched", kernel := fakes.kernel("add"))
-    one = found.watch(backend, kernel, SPECS["add"].reference, Problem.of(SPECS["add"], (X, X, 1, None)))
+    problem = Problem.of(SPECS["add"], (X, X, 1, None))
+    one = watch.Watch(found, backend, kernel, SPECS["add"].reference, problem, strict=True)
     one.rest()
     thread, gone = found.thread, weakref.ref(found)
     assert waits.wait(10)
@@ -258,21 +259,6 @@ def test_drawn_noise_is_an_argument_like_any_other():
     assert torch.equal(mine, session.op("gumbel_softmax", backend="torch")(x))
     assert torch.equal(after, torch.rand(1))
     assert only(session)._audits == 2
-
-
-def test_calls_in_turns_are_watched():
-    """Its first turn is audited; the others are looked at for their form, once they are timed."""
-    session, kernel = watching()
-    backend, of = next((b, k) for b, k in session.registry.kernels("add") if b.name == "watched")
-    one = session.chooser.watches.watch(backend, of, kernel, Problem.of(SPECS["add"], (X, X, 1, None)))
-    args = (X, X, 1, None)
-    assert torch.equal(one.look(args, one.inspected(args, audit=True)), 2 * X)
-    with (
-        pytest.warns(KernelWarning, match="shape must be torch's"),
-        pytest.raises(Exception, match="shape must be torch's"),
-    ):
-        one.look(args, X[:3].clone())
-    assert [e.kind for e in session.gate.quarantine] == ["wrong"]
 
 
 # What is no conviction.
