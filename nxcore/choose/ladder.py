@@ -83,10 +83,10 @@ LADDER = (
         policies=("measure",),
     ),
     Rung(
-        name="measured in its calls",
+        name="measured beside its calls",
         when="it comes back, and its calls can be learnt from",
         source="torch, then the winner of a race",
-        measures="on a GPU the process beside; else each call a step of one race, once compilers are done",
+        measures="on a GPU the process beside; else a call races 50 ms before it, once compilers are done",
         answer=Query.explored,
         policies=("auto",),
     ),

@@ -27,7 +27,7 @@ LEARNING = ("auto", "measure")
 
 LATER = {
     "measure": ", which measures it at its first call, not for an explanation",
-    "auto": ", which explores it in its calls, once it comes back",
+    "auto": ", which explores it beside its calls, once it comes back",
 }
 """How a policy treats a new problem, as opposed to an explanation."""
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from nxcore import session as sessions
 from nxcore.choose import pairs
-from nxcore.choose.contenders import AGAIN
+from nxcore.choose.contenders import AGAIN, carry_out
 from nxcore.choose.process import Answer
 from nxcore.choose.prune import Pruner
 from nxcore.choose.shortlist import Shortlist
@@ -222,7 +222,8 @@ def recorded(op, folder, monkeypatch):
     def won(_, problem, args, entries, before=None):
         once = fakes.timing([1.0] * 12)
         candidates = tuple(dataclasses.replace(e.candidate, timing=once) for e in entries)
-        return Decision("fast", "measured", "", candidates), once
+        decision = Decision("fast", "measured", "", candidates)
+        return SimpleNamespace(choice=dataclasses.replace(carry_out(decision, entries), again=once))
 
     monkeypatch.setattr(pairs.Pairs, "measure", measure)
     monkeypatch.setattr(pairs, "CERTAIN_US", {"cpu": -1e6})  # a call would race none
