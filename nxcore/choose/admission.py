@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from nxcore.errors import FOREIGN
+from nxcore.errors import FOREIGN, MeasurementError
 from nxcore.registry.registry import Registry
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal, Verdict
 from nxcore.spec.problem import Problem
 from nxcore.spec.shortage import shortage
-from nxcore.trust.gate import Gate, lacked, short
+from nxcore.trust.gate import Gate, brief, lacked, short
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +89,22 @@ def refusal(
     if not (native or jit or kernel.announces):
         return SILENT
     return None if native else gate.refusal(backend, kernel, problem)
+
+
+def struck(gate: Gate, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
+    """Count a kernel's exception; return it as a refusal.
+
+    A shortage, such as of memory, and work on a stream other than the current one, are no strikes.
+    """
+    if shortage(error):
+        return lacked(error)
+    if isinstance(error, MeasurementError):
+        return Refusal(Code.UNMEASURED, f"not measured: {error}")
+    reason = f"raised {brief(error)}"
+    entry = gate.quarantine.strike(
+        gate.suspect(backend, kernel, problem.device, problem.dtype), problem, reason
+    )
+    return entry.refusal if entry else Refusal(Code.RAISED, reason)
 
 
 def uncompiled(missing: UncompiledError) -> Refusal:

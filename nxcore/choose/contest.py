@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from nxcore.choose.admission import struck
 from nxcore.choose.contenders import (
     AGAIN,
     Choice,
@@ -30,10 +31,7 @@ from nxcore.measure.lane import Clock
 from nxcore.measure.timing import Timing
 from nxcore.spec.kernel import Refusal
 from nxcore.spec.problem import Problem
-from nxcore.trust.gate import lost
-
-if TYPE_CHECKING:
-    from nxcore.choose.tuner import Tuner
+from nxcore.trust.gate import Gate, lost
 
 
 class Contest:
@@ -41,8 +39,10 @@ class Contest:
 
     Parameters
     ----------
-    tuner : Tuner
+    gate : Gate
         Counts the failures of kernels.
+    effort : Effort
+        How much is measured; None for nothing.
     problem : Problem
         The call without its data.
     args : tuple
@@ -51,8 +51,6 @@ class Contest:
         The kernels, torch's reference first.
     before : Decision, optional
         The decision on record, whose winners stay at ties.
-    hopeless : float
-        As ``Effort`` has it.
 
     Attributes
     ----------
@@ -64,20 +62,19 @@ class Contest:
 
     def __init__(
         self,
-        tuner: Tuner,
+        gate: Gate,
+        effort: race.Effort | None,
         problem: Problem,
         args: tuple[Any, ...],
         entries: Sequence[Contender],
         before: Decision | None = None,
-        *,
-        hopeless: float = math.inf,
     ) -> None:
-        self._tuner, self._problem, self._entries, self._before = tuner, problem, list(entries), before
+        self._gate, self._problem, self._entries, self._before = gate, problem, list(entries), before
         self._racing = [e for e in entries if e.races]
         self.reason = uncontested(problem, entries)
-        if not self.reason and not tuner.measures:
+        if not self.reason and effort is None:
             self.reason = "not measured: NXCORE_NO_MEASURE is set"
-        self._args, self._effort = args, replace(tuner.effort, hopeless=hopeless)
+        self._args, self._effort = args, effort or race.Effort()
         self._failures: dict[str, Refusal] = {}
         self._race: race.Race | None = None
         self._timings: Mapping[str, Timing] = {}
@@ -132,14 +129,14 @@ class Contest:
 
     def _failed(self, label: str, error: Exception) -> None:
         entry = next((e for e in self._racing if e.candidate.label == label), self._entries[0])
-        self._failures[label] = self._tuner.failed(entry.backend, entry.kernel, self._problem, error)
+        self._failures[label] = struck(self._gate, entry.backend, entry.kernel, self._problem, error)
 
     @property
     def decision(self) -> Decision:
         """The decision on the times so far."""
-        gate, found = self._tuner.gate, self._failures
+        found = self._failures
         for e in self._racing:  # a kernel may have been convicted meanwhile, in calls of another problem
-            if why := gate.refusal(e.backend, e.kernel, self._problem):
+            if why := self._gate.refusal(e.backend, e.kernel, self._problem):
                 found[e.candidate.label] = why
         timings = {label: timing for label, timing in self._timings.items() if label not in found}
         others = [e.candidate.label for e in self._racing if e.backend.name != "torch"]

@@ -16,7 +16,6 @@ from nxcore.choose.contenders import (
     left_out,
     try_once,
     turned_down,
-    unmeasured,
     yardstick,
 )
 from nxcore.choose.contest import Contest
@@ -26,7 +25,6 @@ from nxcore.errors import (
     FOREIGN,
     BackendUnavailableError,
     DeviceLostError,
-    MeasurementError,
     UnsupportedProblemError,
     present,
 )
@@ -38,8 +36,7 @@ from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import current
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
-from nxcore.spec.shortage import shortage
-from nxcore.trust.gate import Gate, brief, lacked
+from nxcore.trust.gate import Gate
 
 _log = logging.getLogger(__name__)
 
@@ -327,20 +324,11 @@ class Tuner:
         before: Decision | None = None,
     ) -> Contest:
         """Race all that can serve; the winners on record, ``before``, stay at ties."""
-        contest = Contest(self, problem, args, entries, before)
+        effort = self.effort if self.measures else None
+        contest = Contest(self.gate, effort, problem, args, entries, before)
         contest.run()
         return contest
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
-        """Count a kernel's exception; return it as a refusal.
-
-        A shortage, such as of memory, and work on a stream other than the current one, are no strikes.
-        """
-        if shortage(error):
-            return lacked(error)
-        if isinstance(error, MeasurementError):
-            return Refusal(Code.UNMEASURED, unmeasured(error))
-        reason = f"raised {brief(error)}"
-        suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
-        entry = self.gate.quarantine.strike(suspect, problem, reason)
-        return entry.refusal if entry else Refusal(Code.RAISED, reason)
+        """Count a kernel's exception; return it as a refusal."""
+        return admission.struck(self.gate, backend, kernel, problem, error)

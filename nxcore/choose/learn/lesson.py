@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nxcore.choose.ahead import Tasks, announce, tasks, uncompiled, without_code
@@ -142,7 +143,8 @@ class Lesson:
         with pausing(lambda: pace.rest(ahead)):
             entries = self._tuner.entered(problem, args)
         before = self._learner.recall.before(problem)
-        contest = self._contest = Contest(self._tuner, problem, args, entries, before, hopeless=HOPELESS)
+        effort = replace(self._tuner.effort, hopeless=HOPELESS)
+        contest = self._contest = Contest(self._tuner.gate, effort, problem, args, entries, before)
         if contest.reason:
             self._finish(contest.choice)
             return
