@@ -65,35 +65,58 @@ class Recording:
     def __init__(self) -> None:
         self.reads = Reads(lenient=True)
         self.able = False
+        self._open = [self]  # this block, and those within it: all are told by the outermost
+        # By identity: the hash of code reads all of it. The code is held, so that no other has its number.
+        self._whose: dict[int, tuple[types.CodeType, bool, bool]] = {}
 
     def __enter__(self) -> Self:
         """Begin."""
-        self.able = sys.getprofile() is None
-        if self.able:
+        profiler = sys.getprofile()
+        outer = getattr(profiler, "__self__", None)
+        self.able = profiler is None or isinstance(outer, Recording)
+        if isinstance(outer, Recording):
+            self._open = outer._open  # noqa: SLF001  of this class
+            self._open.append(self)
+        elif profiler is None:
             sys.setprofile(self.seen)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End."""
-        if self.able:
+        if self._open[0] is not self:
+            self._open.remove(self)
+        elif self.able:
             sys.setprofile(None)
 
     def seen(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """See a call."""
-        code, caller = frame.f_code, frame.f_back
-        if event == "c_call" and self.reads.ran(code) and not (allowed(arg) or _of_torch(arg)):
-            self.reads.effects.append(f"it calls {getattr(arg, '__qualname__', arg)}")
-        if event != "call":
-            return
-        by_user = caller is not None and self.reads.ran(caller.f_code)
-        if users(code):
-            self._ran(frame, by_user=by_user)
-        elif by_user and _pythons(code):
-            self.reads.effects.append(f"it calls {code.co_name} of Python's library")
-
-    def _ran(self, frame: types.FrameType, *, by_user: bool) -> None:
-        """Note a function, if it is a module's or was called by one: torch and this package call others."""
         code = frame.f_code
+        if event == "c_call":
+            if self._known(code)[1] and not (allowed(arg) or _of_torch(arg)):
+                for recording in self._open:
+                    if recording.reads.ran(code):
+                        recording.reads.effects.append(f"it calls {getattr(arg, '__qualname__', arg)}")
+        elif event == "call":
+            _, users_own, pythons = self._known(code)
+            if users_own or pythons:
+                for recording in self._open:
+                    recording._called(frame, users_own=users_own)  # noqa: SLF001  of this class
+
+    def _known(self, code: types.CodeType) -> tuple[types.CodeType, bool, bool]:
+        """Return code, whether it is the user's, and whether it is Python's."""
+        found = self._whose.get(id(code))
+        if found is None:
+            found = self._whose[id(code)] = code, users(code), _pythons(code)
+        return found
+
+    def _called(self, frame: types.FrameType, *, users_own: bool) -> None:
+        """Note a function, if it is a module's or was called by one: torch and this package call others."""
+        code, caller = frame.f_code, frame.f_back
+        by_user = caller is not None and self._known(caller.f_code)[1] and self.reads.ran(caller.f_code)
+        if not users_own:
+            if by_user:
+                self.reads.effects.append(f"it calls {code.co_name} of Python's library")
+            return
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         cls: Any = None
         if isinstance(first, nn.Module):
