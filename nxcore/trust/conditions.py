@@ -25,7 +25,7 @@ from nxcore.spec.device import current
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.form import form, misformed, spans
-from nxcore.trust.memory import Guarded, Walled, each
+from nxcore.trust.memory import WALL, Guarded, Walled, each
 from nxcore.trust.truth import Truth, without_out
 
 Call = Callable[..., Any]
@@ -57,7 +57,9 @@ class Variant:
 
 
 @torch.no_grad()
-def unheld(call: Call, args: tuple[Any, ...], truth: Truth, others: tuple[Variant, ...] | None) -> str:
+def unheld(
+    call: Call, args: tuple[Any, ...], truth: Truth, others: tuple[Variant, ...] | None, *, odd: bool = True
+) -> str:
     """Return the condition under which a kernel is wrong, and how; empty if there is none.
 
     Parameters
@@ -70,11 +72,13 @@ def unheld(call: Call, args: tuple[Any, ...], truth: Truth, others: tuple[Varian
         The right result.
     others : tuple of Variant, optional
         See ``variants``. None for a further sample of an operator, which is moved in memory alone.
+    odd : bool
+        Whether inputs lie at odd addresses, where functions of torch can end a CUDA context.
     """
     if others is None:
-        return guarded(call, args, truth, wall=1)
+        return guarded(call, args, truth, wall=1 if odd else WALL)
     device = next((t.device for t in leaves(args) if t.device.type != "cpu"), torch.device("cpu"))
-    if why := guarded(call, args, truth):
+    if why := guarded(call, args, truth, wall=ODD if odd else WALL):
         return why
     where: dict[str, Run] = {
         "in another thread, on tensors that require a gradient": functools.partial(_elsewhere, device),
@@ -92,8 +96,8 @@ def unheld(call: Call, args: tuple[Any, ...], truth: Truth, others: tuple[Varian
     return ""
 
 
-def guarded(call: Call, args: tuple[Any, ...], truth: Truth, wall: int = ODD) -> str:
-    """Return how a kernel is wrong on inputs at odd addresses, or which memory beside them it writes.
+def guarded(call: Call, args: tuple[Any, ...], truth: Truth, wall: int) -> str:
+    """Return how a kernel is wrong on inputs at other addresses, or which memory beside them it writes.
 
     Inputs are between walls, results between guards, and new memory holds NaN.
     """
@@ -114,7 +118,8 @@ def guarded(call: Call, args: tuple[Any, ...], truth: Truth, wall: int = ODD) ->
     if guard.scratched:
         return "memory beside a result must be left unchanged"
     why = _wrong(truth, args, result, stored=not guard.blocks)
-    return f"on inputs at odd addresses: {why}" if why else ""
+    where = "other" if wall == WALL else "odd"
+    return f"on inputs at {where} addresses: {why}" if why else ""
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:

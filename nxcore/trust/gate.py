@@ -269,7 +269,9 @@ class Gate:
                         return _wrong(sample, why, found.error)
                     if found.ok and first and whole(spec, args):
                         of_sample = spec.name, sample.name, device, dtype, self.registry
-                        if why := unheld(call, args, truth, None if errors else varied(*of_sample)):
+                        # batch_norm in float16 ends the context at an odd address, in torch 2.11
+                        odd = device.type != "cuda" or suspect.kernel.split("-")[0] != "torch"
+                        if why := unheld(call, args, truth, None if errors else varied(*of_sample), odd=odd):
                             return _wrong(sample, why, found.error)
                 except UncompiledError:
                     raise

@@ -66,15 +66,19 @@ class Walled:
             self.memory[wall : wall + count] = tensor.detach().as_strided((count,), (1,))
         self.tensor = self.memory.as_strided(tensor.shape, tensor.stride(), wall)
         self.before = self.memory.clone()
-        places = torch.arange(len(self.memory), device=tensor.device)
-        self.own = torch.zeros(len(self.memory), dtype=torch.bool, device=tensor.device)
-        self.own[places.as_strided(tensor.shape, tensor.stride(), wall).reshape(-1)] = True
 
     @property
     def scratched(self) -> bool:
         """Whether a wall, or a gap between elements, was written."""
-        changed = (_bytes(self.memory) != _bytes(self.before)).view(len(self.memory), -1).any(1)
-        return bool((changed & ~self.own).any())
+        now, before = _bytes(self.memory), _bytes(self.before)
+        if torch.equal(now, before):  # as nearly always, by one launch
+            return False
+        changed = (now != before).view(len(self.memory), -1).any(1)
+        places = torch.arange(len(changed), device=changed.device).as_strided(
+            self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()
+        )
+        changed[places.reshape(-1)] = False
+        return bool(changed.any())
 
 
 def _bytes(memory: Tensor) -> Tensor:
@@ -137,7 +141,5 @@ class Guarded(TorchDispatchMode):
     @property
     def scratched(self) -> bool:
         """Whether a guard was written."""
-        return any(
-            bool((block[:WALL] != PATTERN).any() or (block[WALL + size :] != PATTERN).any())
-            for block, size in self.blocks
-        )
+        guards = [part for block, size in self.blocks for part in (block[:WALL], block[WALL + size :])]
+        return bool(guards) and bool((torch.cat(guards) != PATTERN).any())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nxcore.testing import examine
-from nxcore.trust.conditions import variants
+from nxcore.trust.conditions import unheld, variants
 from nxcore.trust.truth import Truth
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -112,3 +112,17 @@ def test_torchs_own_is_right_on_every_variant(op):
         for one in variants(spec, args, Problem.of(spec, args)):
             assert list(map(type, one.args)) == list(map(type, args))
             assert Truth.of(spec, one.args).judge(spec.reference(*one.args)).ok, one.what
+
+
+@pytest.mark.parametrize("odd", [True, False])
+def test_inputs_lie_at_odd_addresses_only_where_they_may(odd):
+    spec, met = SPECS["add"], []
+    args = spec.samples[0].build(spec, torch.device("cpu"), torch.float32)
+
+    def call(*given):
+        met.append(given[0].data_ptr() % 16)
+        return spec.reference(*given)
+
+    for others in ((), None):
+        assert not unheld(call, args, Truth.of(spec, args), others, odd=odd)
+    assert any(met) is odd

@@ -27,6 +27,7 @@ from nxcore.spec.sample import Sample, rand
 from nxcore.spec.spec import OpSpec, Param
 from nxcore.trust.conditions import variants, whole
 from nxcore.trust.identity import Identities, Identity
+from nxcore.trust.memory import each
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
 CORE = Source("core", "nxcore-kernels")
@@ -118,10 +119,15 @@ def first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
+def _aligned(call: Callable[..., Any], *args: Any) -> Any:
+    """Call on copies at even addresses: torch's batch_norm ends a CUDA context elsewhere, in float16."""
+    return call(*each(args, lambda t: t.clone() if t.is_cuda and t.data_ptr() % 16 else t))
+
+
 def kernel(op: str, call: Callable[..., Any] | None = None, **how: Any) -> FakeKernel:
     """Return a kernel: torch's reference in disguise, or ``call``."""
     # Never the very object: nxcore would take it for torch's own call.
-    run = call or Counter(SPECS[op].reference)
+    run = call or Counter(functools.partial(_aligned, SPECS[op].reference))
     how = {"dtypes": DTYPES, "target": f"fakes:{op}_{how.get('variant', '')}"} | how
     return FakeKernel(op=op, **({"planner": lambda problem: run} | how))
 
