@@ -40,6 +40,7 @@ from nxcore.registry import discovery
 from nxcore.registry.registry import BackendStatus, Registry
 from nxcore.settings import Settings, log_to_stderr, require_policy
 from nxcore.spec.compiling import unseen
+from nxcore.spec.exits import RAISED, ExitError, blamed
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.shortage import shortage
 from nxcore.store import transfer
@@ -240,7 +241,7 @@ class Session:
             drop(made)
 
     def _recover(
-        self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]
+        self, operator: Operator, key: Any, plan: Any, error: BaseException, args: tuple[Any, ...]
     ) -> Any:
         """Return the next candidate's result after ``plan`` raised; such calls go to it from now on.
 
@@ -256,14 +257,18 @@ class Session:
             gone = DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
             raise self._lose(gone) from error
         # An exploration handles failures of its candidates itself, so this failure is torch's own.
-        torchs = choice.native or choice.decision.rule == "exploring"
-        if torchs or operator.backend or problem.writes:
+        if choice.native or choice.decision.rule == "exploring":
             raise error
+        fault = blamed(error)
+        if operator.backend or problem.writes:
+            if isinstance(fault, ExitError):
+                self._strike(failed, inner, fault)
+            raise fault
         # The next call may find enough memory, or run outside of a capture.
-        passing = shortage(error) or capturing(inner)
+        passing = shortage(fault) or capturing(inner)
         if key is not None and (now := operator.plans.get(key)) not in (None, plan):
             return now(*args)  # another thread has already replaced the plan
-        why = error
+        why = fault
         while True:
             text = f"{choice.decision.chosen} was chosen before and raised {brief(why)}"
             choice = self.tuner.after(choice, inner, text)
@@ -271,20 +276,20 @@ class Session:
             try:
                 result = call(*args)
                 break
-            except Exception as again:
+            except RAISED as again:
                 if choice.native:
                     raise
-                why = again
+                why = blamed(again)
         with self._lock:
             first = key is None or operator.plans.get(key) in (None, plan)
             if first and not passing:
                 self.chooser.keep(inner, served.backend, choice)
                 if key is not None:
                     operator.replan(key, call)
-                self._strike(failed, inner, error)
+                self._strike(failed, inner, fault)
         if first:
             warnings.warn(
-                f"{failed.decision.chosen}, a kernel of {problem.op!r}, raised {brief(error)}; "
+                f"{failed.decision.chosen}, a kernel of {problem.op!r}, raised {brief(fault)}; "
                 f"{choice.decision.chosen} serves this call"
                 f"{'' if passing else ' and all further calls of this problem'}",
                 KernelWarning,

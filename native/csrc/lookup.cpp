@@ -116,7 +116,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     const c10::impl::ExcludeDispatchKeyGuard without({c10::DispatchKeySet::RAW, found.excluded});
     return PyObject_Vectorcall(found.part(2), bound, count, nullptr);
   }();
-  if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+  if (result) return result;
   static PyObject* const raised = PyUnicode_InternFromString("raised");
   const Ref error = taken();
   all[0] = self, all[1] = found.part(0), all[2] = found.part(1), all[3] = error.ptr();

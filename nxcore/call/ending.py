@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from nxcore.spec.exits import leave
+
 OPERATOR = "<nxcore operator "
 """The prefix of the file names of generated code."""
 
@@ -47,7 +49,7 @@ def halt() -> None:
         To end the thread.
     """
     if _over and threading.current_thread() in _daemons():
-        sys.exit()
+        leave()
 
 
 def table() -> dict[Any, Any]:

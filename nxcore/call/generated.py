@@ -76,7 +76,7 @@ def source(spec: OpSpec) -> str:
     served = f"""\
     try:
         return plan({names})
-    except Exception as error:
+    except BaseException as error:
         return self.failed(key, plan, error, {names})
 """
     far_by_kernel = f"""\

@@ -21,12 +21,13 @@ from nxcore.call.generated import guards
 from nxcore.call.rare import ORDINARY, RARE, Families, Tables, make_room
 from nxcore.call.unusual import PLAIN, untraced, unusual_tensor
 from nxcore.context import Preference, requested
-from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
+from nxcore.errors import NxcoreError, UnsupportedProblemError, present
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define
 from nxcore.observe.counted import leads_to
 from nxcore.registry import made
 from nxcore.spec.compiling import unseen
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
 
@@ -64,13 +65,12 @@ class Plan:
 Near = dict[Any, tuple[tuple[Any, ...], ...]]
 """Near key -> guards, key and plan of calls with that near key."""
 
-
 Resolver = Callable[["Operator", tuple[Any, ...], int], Plan]
 """Takes the operator, the arguments, and the number of earlier calls that torch served without a plan."""
 Postpones = Callable[[Preference, OpSpec, tuple[Any, ...]], Tables | None]
 """Takes preference, operator and arguments; returns the shapes on record if a plan may wait until such a call
 comes back, else None."""
-Recoverer = Callable[["Operator", Any, Callable[..., Any], Exception, tuple[Any, ...]], Any]
+Recoverer = Callable[["Operator", Any, Callable[..., Any], BaseException, tuple[Any, ...]], Any]
 
 
 class Operator:
@@ -94,8 +94,7 @@ class Operator:
         recover: Recoverer | None = None,
         postpones: Postpones | None = None,
     ) -> None:
-        self.spec, self.backend = spec, backend
-        self._resolve, self._recover = resolve, recover
+        self.spec, self.backend, self._resolve, self._recover = spec, backend, resolve, recover
         self._postpones = postpones if backend is None else None
         self.shelled = False
         self.shell: Shell | None = None
@@ -182,11 +181,11 @@ class Operator:
         ``bare`` is what is called in its place; see ``autocast.bare``.
         """
 
-    def raised(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
+    def raised(self, key: Any, plan: Callable[..., Any], error: BaseException, *args: Any) -> Any:
         """Handle a plan that raised, for the extension: as the generated ``__call__`` does."""
         try:
             raise error
-        except FOREIGN:
+        except RAISED:
             return self.failed(key, plan, error, *args)
 
     def replan(self, key: Any, plan: Callable[..., Any]) -> None:
@@ -232,7 +231,7 @@ class Operator:
             return None
         try:
             return plan(*args)
-        except FOREIGN as error:
+        except RAISED as error:
             return self.failed(key, plan, error, *args)
 
     def _serve_uncast(self, key: Any, args: tuple[Any, ...], *, kernels: bool) -> Any:
@@ -359,8 +358,9 @@ class Operator:
             _refuse(self.spec.name, str(self.backend), reason)
         return self.spec.reference(*args)
 
-    def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
+    def failed(self, key: Any, plan: Callable[..., Any], error: BaseException, *args: Any) -> Any:
         """Handle a plan that raised: the session takes the next candidate, unless the call is invalid."""
+        blamed(error)  # or it is raised again: from outside
         if isinstance(error, NxcoreError) or internals.raised_by_hook(error):
             raise error
         args = self.frozen(args)

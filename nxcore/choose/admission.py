@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from nxcore.errors import FOREIGN, MeasurementError
+from nxcore.errors import MeasurementError
 from nxcore.registry.registry import Registry
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
+from nxcore.spec.exits import RAISED, ExitError, blamed
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal, Verdict
 from nxcore.spec.problem import Problem
 from nxcore.spec.shortage import shortage
@@ -80,7 +81,8 @@ def refusal(
     try:
         with registry.waiting(backend, "accepts"):
             verdict = _takes(kernel, problem)
-    except FOREIGN as error:
+    except RAISED as raised:
+        error = blamed(raised)
         if shortage(error):
             return lacked(error)
         return Refusal(Code.BROKEN, f"accepts raised {type(error).__name__}: {error}")
@@ -101,9 +103,10 @@ def struck(gate: Gate, backend: Backend, kernel: Kernel, problem: Problem, error
     if isinstance(error, MeasurementError):
         return Refusal(Code.UNMEASURED, f"not measured: {error}")
     reason = f"raised {brief(error)}"
-    entry = gate.quarantine.strike(
-        gate.suspect(backend, kernel, problem.device, problem.dtype), problem, reason
-    )
+    suspect = gate.suspect(backend, kernel, problem.device, problem.dtype)
+    if isinstance(error, ExitError):
+        return gate.quarantine.add(suspect, "wrong", str(error)).refusal
+    entry = gate.quarantine.strike(suspect, problem, reason)
     return entry.refusal if entry else Refusal(Code.RAISED, reason)
 
 

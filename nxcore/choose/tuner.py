@@ -22,7 +22,6 @@ from nxcore.choose.contest import Contest
 from nxcore.choose.shortlist import EVERY, Shortlist
 from nxcore.choose.workers import Workers
 from nxcore.errors import (
-    FOREIGN,
     BackendUnavailableError,
     DeviceLostError,
     UnsupportedProblemError,
@@ -34,6 +33,7 @@ from nxcore.registry.registry import Registry
 from nxcore.settings import Settings
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import current
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import Gate
@@ -307,8 +307,8 @@ class Tuner:
             return Contender(backend, kernel, replace(candidate, refusal=admission.uncompiled(missing)))
         except DeviceLostError:
             raise
-        except FOREIGN as failure:
-            refusal = self.failed(backend, kernel, problem, failure)
+        except RAISED as failure:
+            refusal = self.failed(backend, kernel, problem, blamed(failure))
             return Contender(backend, kernel, replace(candidate, refusal=refusal))
         _log.debug("plan: %s for %s is ready", label, problem)
         return Contender(backend, kernel, candidate, self._planned(call, label, problem))

@@ -36,6 +36,7 @@ from nxcore.measure.load import LOST, Load, load_of
 from nxcore.measure.timing import Timing
 from nxcore.spec import tally
 from nxcore.spec.device import current
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.spec import Cost
 
 ALONE: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -43,8 +44,7 @@ ALONE: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullco
 
 Settled = Callable[[Mapping[str, Timing]], bool]
 
-DROP = 2.0  # a candidate this much slower than the fastest after DROP_AFTER blocks is dropped
-DROP_AFTER = 3
+DROP, DROP_AFTER = 2.0, 3  # a candidate so much slower than the fastest after so many blocks is dropped
 
 FIRST_S = 0.01
 """Seconds allowed to a hopeless candidate's first call besides, which may load, link or allocate."""
@@ -294,9 +294,10 @@ class Race:
         """Do a step; return whether the candidate is still in the race."""
         try:
             step(label, self._lanes[label])
-        except Exception as error:
+        except RAISED as raised:
+            error = blamed(raised)
             if self._failed is None or label == self._first:
-                raise
+                raise error from error.__cause__
             self._order.remove(label)
             self._failed(self._lanes.pop(label).of or label, error)
             return False

@@ -21,12 +21,13 @@ from typing import Any
 import pluggy
 
 import nxcore.ops
-from nxcore.errors import FOREIGN, PluginError, nearest
+from nxcore.errors import PluginError, nearest
 from nxcore.registry import hookspecs, inductor, made, reference
 from nxcore.registry.registry import BackendStatus, Registry, Source
 from nxcore.registry.waiting import waiting
 from nxcore.settings import Settings
 from nxcore.spec.device import torch_note
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.kernel import Check
 from nxcore.spec.origin import FOLDERS, installing
 
@@ -200,7 +201,8 @@ def _refused_if_broken(
     """Refuse the plugin if its code raises within."""
     try:
         yield
-    except FOREIGN as error:
+    except RAISED as raised:
+        error = blamed(raised)
         if isinstance(error, RecursionError) and _deep():
             raise
         _refuse(registry, manager, source, error, strict=strict)

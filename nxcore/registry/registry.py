@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from nxcore.errors import (
-    FOREIGN,
     BackendUnavailableError,
     PluginError,
     UnknownBackendError,
@@ -17,6 +16,7 @@ from nxcore.errors import (
 from nxcore.plugin import API_VERSION
 from nxcore.registry.waiting import waiting
 from nxcore.spec.composed import composed
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.kernel import Backend, Check, Code, Kernel, Verdict
 from nxcore.spec.shortage import shortage
 from nxcore.spec.spec import OpSpec
@@ -268,7 +268,8 @@ def _asked(probe: Any) -> Verdict:
     """Call a probe, which must never raise; an exception counts as unavailable."""
     try:
         verdict = probe()
-    except FOREIGN as error:
+    except RAISED as raised:
+        error = blamed(raised)
         code = Code.MEMORY if shortage(error) else Code.OTHER
         return Verdict(False, code=code, reason=f"its probe raised {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):

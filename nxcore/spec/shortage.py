@@ -7,6 +7,8 @@ import re
 
 import torch
 
+from nxcore.spec.exits import ExitError, chain
+
 ERRNOS = frozenset(
     getattr(errno, name, 0)
     for name in (
@@ -33,15 +35,11 @@ def shortage(error: BaseException) -> bool:
     >>> shortage(ValueError("shapes differ"))
     False
     """
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
+    for at in () if isinstance(error, ExitError) else chain(error):
         if isinstance(at, MemoryError | RecursionError | KeyboardInterrupt | torch.OutOfMemoryError):
             return True
         if isinstance(at, OSError) and at.errno in ERRNOS:
             return True
         if WORDS.search(str(at)):
             return True
-        at = at.__cause__ or at.__context__
     return False

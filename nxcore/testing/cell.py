@@ -18,6 +18,7 @@ from nxcore.registry.discovery import discover
 from nxcore.registry.registry import Registry
 from nxcore.settings import Settings
 from nxcore.spec.device import synchronize
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.kernel import Backend, Code, Kernel, Verdict
 from nxcore.spec.precision import class_of, coarser, precision_class
 from nxcore.spec.problem import Problem, leaves
@@ -191,7 +192,7 @@ class Cell:
         """
         try:
             verdict = self.kernel.takes(problem)
-        except Exception as error:
+        except RAISED as error:
             raise Broken("raises_nothing", f"accepts raised {_brief(error)} on {problem}") from error
         if not isinstance(verdict, Verdict):
             raise Broken("gives_reasons", f"accepts must return a Verdict, got {type(verdict).__name__}")
@@ -230,7 +231,7 @@ class Cell:
         before = State.own(self.device)
         try:
             planned = (self.kernel.plan if anew else functools.partial(_planned, self.kernel))(problem)
-        except Exception as error:
+        except RAISED as error:
             raise Broken("raises_nothing", f"its planner raised {_brief(error)} on {problem}") from error
         if why := before.left(self.device):
             raise Broken("leaves_the_process_alone", f"{UNCHANGED} by its planner: {why}")
@@ -250,7 +251,7 @@ class Cell:
                 why = before.left(self.device)
             if waits:
                 synchronize(self.device)
-        except Exception as error:
+        except RAISED as error:
             raise Broken("raises_nothing", f"raised {_brief(error)}") from error
         if why:
             raise Broken("leaves_the_process_alone", f"{UNCHANGED}: {why}")
@@ -382,12 +383,15 @@ def _taken(
     spec, found = registry.spec(kernel.op), []
     for sample in spec.tagged("smoke"):
         problem = replace(_described(registry, spec.name, sample.name, dtype, device))
-        with contextlib.suppress(Exception):  # a rule reports the error
+        try:
             if meant(kernel, sample) and kernel.takes(problem) and not problem.view:
                 found.append(sample)
+        except RAISED as error:
+            blamed(error)  # a rule reports it
     return tuple(found)
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
+    error = blamed(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

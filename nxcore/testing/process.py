@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable
 from nxcore.trust.state import UNCHANGED, State, disturbance
 from nxcore.trust.truth import without_out
@@ -29,8 +30,9 @@ def leaves_the_process_alone(cell: Cell) -> None:
             run()
         except (Broken, Declined, Inapplicable):
             raise
-        except Exception as error:
-            raise Broken("raises_nothing", f"raised {type(error).__name__}: {error}") from error
+        except RAISED as raised:
+            error = blamed(raised)
+            raise Broken("raises_nothing", f"raised {type(error).__name__}: {error}") from raised
         why = disturbance(before, one.device, run, lambda: one.spec.reference(*inputs))
     if why:
         raise Broken("leaves_the_process_alone", f"{UNCHANGED}: {why}")

@@ -6,9 +6,7 @@ that no kernel may take, the reference must run. Checked once for each kernel, o
 
 from __future__ import annotations
 
-import copy
 import functools
-import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -122,29 +120,6 @@ def exported(f: Function, xs: tuple[Tensor, ...]) -> Any:
     return torch.export.export(_Module(f), tuple(t.detach() for t in xs)).module()(*others)
 
 
-def functional_call(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Call a module with other parameters, and differentiate by them."""
-    module = _Module(f, xs[0])
-
-    def loss(weight: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(module, {"weight": weight}, xs[1:])
-        return _loss(out)
-
-    return torch.func.grad(loss)(_others(xs)[0].detach())
-
-
-def copied(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Copy a module, and differentiate by the copy's parameter."""
-    module = copy.deepcopy(_Module(f, xs[0]))
-    _loss(module(*xs[1:])).backward()
-    return next(module.parameters()).grad
-
-
-def pickled(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Pickle and unpickle the function, and call it."""
-    return pickle.loads(pickle.dumps(f))(*xs)  # noqa: S301  data made here
-
-
 TRANSFORMS: tuple[Transform, ...] = (
     jvp,
     vmap,
@@ -158,9 +133,6 @@ TRANSFORMS: tuple[Transform, ...] = (
     traced_gradient,
     graph,
     exported,
-    functional_call,
-    copied,
-    pickled,
 )
 """The transforms that are checked."""
 
@@ -200,13 +172,12 @@ class _Called:
 
 
 class _Module(torch.nn.Module):
-    def __init__(self, f: Function, weight: Tensor | None = None) -> None:
+    def __init__(self, f: Function) -> None:
         super().__init__()
         self.f = f
-        self.weight = None if weight is None else torch.nn.Parameter(weight.detach().clone())
 
     def forward(self, *xs: Tensor) -> Tensor:
-        return self.f(*xs) if self.weight is None else self.f(self.weight, *xs)
+        return self.f(*xs)
 
 
 def _traced(function: Callable[..., Any], xs: tuple[Tensor, ...]) -> Any:

@@ -22,6 +22,7 @@ from torch import Tensor
 from nxcore.errors import FOREIGN
 from nxcore.registry.registry import Registry
 from nxcore.spec.device import current
+from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.form import form, misformed, spans
@@ -149,8 +150,8 @@ def _elsewhere(device: torch.device, call: Call, args: tuple[Any, ...]) -> Any:
             with torch.no_grad(), current(device):
                 found.append(call(*given))
                 wait()
-        except FOREIGN as error:  # raised again in the thread that waits
-            found.append(error)
+        except RAISED as error:  # raised again in the thread that waits
+            found.append(blamed(error))
 
     wait()
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="nxcore verifies")

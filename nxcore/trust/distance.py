@@ -13,9 +13,7 @@ from nxcore.spec.spec import OpSpec
 from nxcore.trust.truth import ACCUMULATOR, ROUNDOFF, share_of, widened
 
 
-def strays(
-    spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack: float = 1.0, *, rough: bool = False
-) -> Tensor:
+def strays(spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack: float = 1.0) -> Tensor:
     """Return a tensor of one bool: whether a result is too far from torch's own for both to be right.
 
     The allowed distance is twice the bound of gate (a). It is computed in the call's own dtype or in float32,
@@ -34,13 +32,10 @@ def strays(
         The result to compare, of the same form.
     slack : float
         A factor on the allowed distance.
-    rough : bool
-        Take torch's result and its root mean square, added, for the magnitude, which takes as long as the
-        call. Then a result may stray that passes the gate, where terms cancel.
     """
     pairs = list(zip(leaves(result), leaves(native), strict=True))
     found = torch.zeros((), dtype=torch.bool, device=pairs[0][1].device)
-    rounds = not (spec.exact or rough) and any(t.dtype.is_floating_point for _, t in pairs)
+    rounds = not spec.exact and any(t.dtype.is_floating_point for _, t in pairs)
     scales = leaves(spec.magnitude(*widened(args, half=True))) if rounds else iter(())
     terms, share = max(spec.terms(*args), 1), share_of(spec, args)
     alike: dict[torch.dtype, list[tuple[Tensor, Tensor, Tensor]]] = {}
@@ -58,23 +53,11 @@ def strays(
             info, u = torch.finfo(dtype), ROUNDOFF[dtype]
             quantum = info.smallest_normal * info.eps + terms * torch.finfo(torch.float32).smallest_normal
             wide, own = widened(y, half=True), widened(t, half=True)
-            scale = (
-                _sizes(own, [row[1].numel() for row in group])
-                if rough
-                else _joined([row[2].broadcast_to(row[1].shape) for row in group])
-            )
+            scale = _joined([row[2].broadcast_to(row[1].shape) for row in group])
             bound = (own.abs() * u).add(scale, alpha=ACCUMULATOR * terms**0.5 + share / 4)
             fine |= (wide - own).abs() <= bound.mul_(8 * slack).add_(2 * quantum * slack)
         found |= ~fine.all()
     return found
-
-
-def _sizes(joined: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return absolute values, to each of which the root mean square of its output is added."""
-    finite = joined.nan_to_num(0.0, 0.0, 0.0).abs_()
-    parts = finite.split(list(counts)) if len(counts) > 1 else (finite,)
-    sizes = [part + part.norm() / part.numel() ** 0.5 for part in parts]
-    return sizes[0] if len(sizes) == 1 else torch.cat(sizes)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

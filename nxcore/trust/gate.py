@@ -27,6 +27,7 @@ from nxcore.spec import tally
 from nxcore.spec.compiling import UncompiledError, compiling
 from nxcore.spec.composed import proofs_for
 from nxcore.spec.device import current, synchronize
+from nxcore.spec.exits import RAISED, ExitError, blamed
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.layout import layout_class
 from nxcore.spec.precision import coarser, precision_class
@@ -36,6 +37,7 @@ from nxcore.spec.shortage import shortage
 from nxcore.store.files import Store
 from nxcore.trust import fingerprint, trial
 from nxcore.trust.conditions import unheld, varied, whole
+from nxcore.trust.form import twin
 from nxcore.trust.identity import Identities, Identity
 from nxcore.trust.quarantine import Quarantine, Quarantined
 from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, renumbered, sampled, what_first
@@ -275,7 +277,10 @@ class Gate:
                             return _wrong(sample, why, found.error)
                 except UncompiledError:
                     raise
-                except Exception as failure:
+                except RAISED as raised:
+                    failure = blamed(raised)
+                    if isinstance(failure, ExitError):
+                        return _wrong(sample, str(failure), float("inf"))
                     if lost(device):
                         raise
                     if shortage(failure):
@@ -303,19 +308,13 @@ def _wrong(sample: Sample, why: str, error: float) -> Held:
 
 def _answers_from_memory(call: Callable[..., Any], args: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Return whether a kernel repeats its result after the numbers at the same addresses have changed."""
-    mine = _copied(args)
+    mine = twin(args)
     with torch.no_grad():
         before = [t.clone() for t in leaves(call(*mine))]
         for here, there in zip(leaves(mine), leaves(other), strict=True):
             here.copy_(there)
         after = list(leaves(call(*mine)))
     return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return tuple(map(_copied, value)) if isinstance(value, tuple) else value
 
 
 def _toolkit(backend: Backend) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.spec.exits import RAISED, ExitError, blamed
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.distance import strays
@@ -48,7 +49,12 @@ def confirmed(
     if not truth.judge(truth.torch, laid_out=False).ok:
         return ""  # on these inputs torch's own result is wrong too
     mine = twin(own)
-    again = planned(*mine)
+    try:
+        again = planned(*mine)
+    except RAISED as error:
+        if not isinstance(fault := blamed(error), ExitError):
+            raise
+        return str(fault)
     if bool(differ(spec, mine, own)):
         return INPUTS
     first, second = (truth.judge(r, laid_out=False) for r in (result, again))

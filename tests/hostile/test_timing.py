@@ -6,6 +6,7 @@ other than the current one (``test_backends``), and a part of the cache that is 
 
 from __future__ import annotations
 
+import signal
 import statistics
 import threading
 import time
@@ -195,7 +196,7 @@ def test_an_interruption_is_no_error_of_the_clock(monkeypatch):
 
     def interrupted() -> None:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         race({"torch": interrupted}, torch.device("cpu"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 import threading
 import time
 import weakref
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from nxcore.spec.exits import leave
 
 SHARE = 0.05
 """The share of the running time since the first call: of background work and races."""
@@ -180,7 +181,7 @@ class Pace:
         try:
             while (left := self.left(ahead)) > 0:
                 if not self._wait(left):
-                    sys.exit()
+                    leave()
         finally:
             self.busy.acquire()
             self._mark = self._processor()

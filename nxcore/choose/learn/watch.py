@@ -14,7 +14,7 @@ import threading
 import time
 from bisect import bisect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nxcore.choose.learn.exploration import Switch
 from nxcore.choose.learn.pending import Pending
-from nxcore.choose.learn.rota import Rota
 from nxcore.context import REGIME, capturing
 from nxcore.errors import VerificationError
 from nxcore.spec.kernel import Backend, Kernel
@@ -32,6 +31,9 @@ from nxcore.trust.form import exchanged, form, meet, misformed, spans, twin
 from nxcore.trust.state import State, disturbance
 from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore, versions
 from nxcore.trust.truth import without_out
+
+if TYPE_CHECKING:
+    from nxcore.choose.learn.watches import Watches
 
 FIRST = 16
 """The number of first calls of a problem that are watched."""
@@ -49,46 +51,13 @@ COPIES = 12
 """Memory of an audit, in multiples of the problem's own."""
 
 
-class Owner(Protocol):
-    """Determines which calls are audited, and handles convictions; see ``Watches``."""
-
-    asides: int
-
-    def early(self, watch: Watch, calls: int) -> bool:
-        """Return whether this first call, of so many of its problem, is audited."""
-
-    def rota(self, watch: Watch) -> Rota:
-        """Return the rota of its kernel."""
-
-    def room(self, nbytes: int, device: torch.device) -> bool:
-        """Return whether an audit may take so many bytes."""
-
-    def charge(self, watch: Watch, seconds: float) -> None:
-        """Count the extra cost of a watched call."""
-
-    def audited(self, watch: Watch) -> None:
-        """Determine when the next audit of its kernel is due."""
-
-    def later(self, pending: Pending) -> None:
-        """Keep an audit until CUDA has completed it."""
-
-    def harvest(self) -> None:
-        """Judge the audits that CUDA has completed."""
-
-    def rests(self) -> None:
-        """Arm a watch that has come to rest again later."""
-
-    def convict(self, watch: Watch, reason: str) -> None:
-        """Put the kernel into quarantine."""
-
-
 class Watch:
     """A planned kernel whose first calls are watched, and samples of later ones.
 
     Parameters
     ----------
-    owner : Owner
-        Holds the audit budget, and handles convictions.
+    owner : Watches
+        Determines which calls are audited, and handles convictions.
     backend, kernel
         The watched kernel.
     planned : callable
@@ -112,7 +81,7 @@ class Watch:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: Watches,
         backend: Backend,
         kernel: Kernel,
         planned: Callable[..., Any],
@@ -125,7 +94,6 @@ class Watch:
         self._calls, self._audits, self._left, self.young, self._able = 0, 0, FIRST, True, True
         self.call_s, self._rota = math.inf, owner.rota(self)
         self._like: Any = None
-        self._rough = True  # whether the size of a result tells how far another one may be
         self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's
         self._last: list[tuple[Any, tuple[int, int]]] = []  # storages and addresses of the last result
         self._lock = threading.Lock()
@@ -239,7 +207,6 @@ class Watch:
                 now = versions(result)  # a result that was written since tells nothing of the call
                 lost = changed or None in now or now != pending.versions
                 found = confirmed(self.planned, spec, own, result, changed=lost)
-                self._rough = changed  # its numbers may cancel, so that they are far apart and right
                 return self._put(found)
         except Exception:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
             return ""
@@ -261,13 +228,12 @@ class Watch:
         malformed = bool(reason)
         if not reason and own is not None:
             native = self._reference(own) if native is None else native
-            strayed = strays(spec, self._inputs(own), native, result, rough=self._rough)
+            strayed = strays(spec, self._inputs(own), native, result)
             flags = torch.stack([strayed, differ(spec, args, own)])
             if flags.is_cuda:
                 self._later(own, result, flags)
             elif bool(flags.any()):
                 reason = confirmed(self.planned, spec, own, result, changed=bool(flags[1]))
-                self._rough = bool(flags[1])
         if reason:
             if own is not None and (malformed or reason == INPUTS):
                 restore(args, own)
