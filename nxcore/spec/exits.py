@@ -18,7 +18,7 @@ from nxcore.errors import VerificationError
 ENDING = "the program ends"
 
 RAISED = (BaseException,)
-"""What a kernel may raise, which ``blamed`` takes."""
+"""All that a kernel may raise; ``blamed`` takes it."""
 
 
 class ExitError(VerificationError):
