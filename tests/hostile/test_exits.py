@@ -20,7 +20,6 @@ from nxcore.spec.kernel import YES
 from nxcore.testing import examine
 from nxcore.trust.quarantine import Quarantine
 from tests.null import fakes
-from tests.null.choose.learn.test_exploration import called, learning, ready
 from tests.null.fakes import SPECS
 from tests.table import for_each
 
@@ -155,17 +154,6 @@ def test_what_comes_from_outside_goes_on_at_once_and_convicts_nobody(name, place
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         provoked(place, OUTSIDE[name])
     assert not kept
-
-
-@for_each("name", EXITS)
-def test_it_leaves_a_race_in_calls(name):
-    session, kernels, _ = learning(torch=50, fast=25)
-    ready(session, X[0], X[0])
-    kernels["fast"].error = SystemExit(3)
-    with pytest.warns(KernelWarning, match="raised ExitError: raised SystemExit: 3"):
-        called(session, 30, X[0], X[0])
-    (entry,) = session.gate.quarantine
-    assert (entry.kind, entry.kernel) == ("wrong", "fast")
 
 
 @pytest.mark.parametrize("place", ["planner", "call"])
