@@ -340,7 +340,7 @@ def export(path: Path) -> None:
     transfer.write(path, transfer.exported(session.default().wisdom.store))
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     hidden = parser.add_mutually_exclusive_group()
@@ -355,7 +355,7 @@ def main() -> int:
     parser.add_argument("--stacks", action="store_true", help="look at the stacks of all threads")
     parser.add_argument("--limit", type=float, help="seconds after which the process ends")
     parser.add_argument("--plain", type=int, default=0, metavar="STEPS", help="time unpatched steps first")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     # As set: the policy is an argument, the default one without it.
     os.environ["NXCORE_POLICY"] = given.policy
     from stacks import Stacks  # beside this file

@@ -83,7 +83,7 @@ def built(folder: Path, output: Path) -> Path:
     return output / wheel.name
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Build them; print their sizes. Exit status 1 if one is too large."""
     known = projects()
     parser = argparse.ArgumentParser(
@@ -91,7 +91,7 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", default=[*known], metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if unknown := set(given.names) - set(known):
         parser.error(f"nothing is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     wheels = []

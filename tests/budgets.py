@@ -85,7 +85,7 @@ BUDGETS = (
     Budget("numeric constants, nxcore/ without ops/", 610, 590, lambda: constants("nxcore")),
     Budget("numeric constants, nxcore/choose", 90, 50, lambda: constants("nxcore/choose")),
     Budget(
-        "monkeypatch.setattr", 390, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
+        "monkeypatch.setattr", 375, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
     ),
 )
 

@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import statistics
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,13 +113,12 @@ def test_what_was_measured_is_told_while_its_folder_exists(monkeypatch, cold_has
     cold_has(
         run=lambda *_, **__: None, measured=lambda: [str(Path(os.environ["NXCORE_CACHE"]).parent.is_dir())]
     )
-    monkeypatch.setattr(sys, "argv", ["cold.py", "--device", "cpu"])
     monkeypatch.syspath_prepend(Path(cold.__file__).parent)
     for variable in ("POLICY", "CACHE", "CUDA_CACHE"):
         monkeypatch.setenv(f"NXCORE_{variable}", "")
     for variable in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR"):
         monkeypatch.setenv(variable, "")
-    assert cold.main() == 0
+    assert cold.main(["--device", "cpu"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["measured"] == ["True"]
     assert told.keys() >= {"imports_s", "collections_s"}

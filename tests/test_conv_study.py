@@ -45,15 +45,14 @@ else:
 """
 
 
-def canned(monkeypatch, more: str = "") -> dict:
+def canned(more: str = "") -> dict:
     """Return the record of a run whose processes run this text."""
-    monkeypatch.setattr(study, "WORKER", (sys.executable, "-c", CANNED + more))
     which = [e for e in ENTRANTS if e.label in ("im2col", "jax", "nxcore")]
-    return study.run(CPU, which, [SHAPE, Shape(64, 3, 1)])
+    return study.run(CPU, which, [SHAPE, Shape(64, 3, 1)], worker=(sys.executable, "-c", CANNED + more))
 
 
-def test_the_lines_of_all_processes_become_one_record_and_its_page(monkeypatch):
-    record = canned(monkeypatch)
+def test_the_lines_of_all_processes_become_one_record_and_its_page():
+    record = canned()
     assert [cell["shape"] for cell in record["cells"]] == [[32, 5, 1], [64, 3, 1]]
     assert [(r["cold_s"], r["warm_s"]) for r in record["cells"][0]["rows"]] == [(2.0, 0.1)] * 2
     assert record["starts"] == {f"{t} {s}": 1.0 for t in ("nxcore", "jax", "torch") for s in ("cold", "warm")}
@@ -64,14 +63,14 @@ def test_the_lines_of_all_processes_become_one_record_and_its_page(monkeypatch):
     assert "| nxcore | 2.000 s | 0.100 s | 1.0e-07 |" in page
 
 
-def test_a_process_that_crashes_or_takes_too_long_is_a_note(monkeypatch):
-    record = canned(monkeypatch, "\nif job['what'] == 'first': sys.exit('no memory left')")
+def test_a_process_that_crashes_or_takes_too_long_is_a_note():
+    record = canned("\nif job['what'] == 'first': sys.exit('no memory left')")
     assert record["notes"][0] == "nxcore cold: its process ended with status 1: no memory left"
     assert len(record["cells"]) == 2
-    record = canned(monkeypatch, "\nif job['what'] == 'race': sys.exit('broken')")
+    record = canned("\nif job['what'] == 'race': sys.exit('broken')")
     assert record["notes"] == [], "its lines came before"
-    monkeypatch.setattr(study, "WORKER", (sys.executable, "-c", "import time; time.sleep(60)"))
-    record = study.run(CPU, [IM2COL], [SHAPE], budget_s=0.5)
+    waits = (sys.executable, "-c", "import time; time.sleep(60)")
+    record = study.run(CPU, [IM2COL], [SHAPE], budget_s=0.5, worker=waits)
     spent = "not measured: the budget was spent"
     assert record["notes"] == [
         f"torch cold: {spent}",
@@ -169,11 +168,13 @@ def test_a_real_run_measures_every_entrant_that_is_here(tmp_path, monkeypatch, c
         monkeypatch.setenv(name, "1")
     file = tmp_path / "record.json"
     words = ["--input-size", "32", "--kernel-size", "3", "--device", "cpu", "--budget", "550"]
-    assert command.main([*words, "--output", str(file)]) == 0
+    words += ["--output", str(file)]
+    assert command.main([*words, "--entrants", "im2col"]) == 0
+    assert all(row["cold_s"] > 0 and row["warm_s"] > 0 for row in facts.read(file)["cells"][0]["rows"])
+    assert command.main([*words, "--no-first-calls"]) == 0
     record = facts.read(file)
-    assert record["notes"] == []
+    assert record["notes"] == ["first calls were not requested"]
     absent = {e["label"] for e in record["entrants"] if e["absent"]}
     assert {*facts.labels(record), *absent} == {entrant.label for entrant in ENTRANTS}
     assert "cudnn-tf32" in absent
-    assert all(row["cold_s"] > 0 and row["warm_s"] > 0 for row in record["cells"][0]["rows"])
     assert "nxcore is first in" in capsys.readouterr().out

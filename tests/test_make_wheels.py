@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,14 +34,9 @@ def wheels(monkeypatch):
     return found
 
 
-def run(wheels, monkeypatch, *args):
-    monkeypatch.setattr(sys, "argv", ["wheels.py", *map(str, args)])
-    return wheels.main()
-
-
-def test_every_package_has_a_wheel_with_its_compiled_kernels(wheels, monkeypatch, tmp_path, capsys):
+def test_every_package_has_a_wheel_with_its_compiled_kernels(wheels, tmp_path, capsys):
     (tmp_path / "nxcore_cuda-1-py3-none-any.whl").write_bytes(b"older")
-    assert run(wheels, monkeypatch, "--output", tmp_path) == 0
+    assert wheels.main(["--output", str(tmp_path)]) == 0
     plugins = sorted(path.parent.name for path in SCRIPT.parent.glob("*/pyproject.toml"))
     assert [name for name, *_ in wheels.asked] == [SCRIPT.parents[1].name, *plugins, "native"]
     assert {
@@ -54,32 +48,32 @@ def test_every_package_has_a_wheel_with_its_compiled_kernels(wheels, monkeypatch
     assert [path.name for path in tmp_path.glob("nxcore_cuda-*")] == ["nxcore_cuda-2-py3-none-any.whl"]
 
 
-def test_a_wheel_that_is_too_large_is_an_error(wheels, monkeypatch, tmp_path, capsys):
+def test_a_wheel_that_is_too_large_is_an_error(wheels, tmp_path, capsys):
     wheels.MOST = 9
-    assert run(wheels, monkeypatch, "cuda", "--output", tmp_path) == 1
+    assert wheels.main(["cuda", "--output", str(tmp_path)]) == 1
     assert "nxcore_cuda-2-py3-none-any.whl: more than 0 MB" in capsys.readouterr().out
 
 
-def test_what_cant_be_built_is_told(wheels, monkeypatch, tmp_path):
+def test_what_cant_be_built_is_told(wheels, tmp_path):
     wheels.status = 1
     with pytest.raises(SystemExit, match=r"has no wheel:\nno compiler"):
-        run(wheels, monkeypatch, "cuda", "--output", tmp_path)
+        wheels.main(["cuda", "--output", str(tmp_path)])
     with pytest.raises(SystemExit):
-        run(wheels, monkeypatch, "nobody", "--output", tmp_path)
+        wheels.main(["nobody", "--output", str(tmp_path)])
 
 
 def test_whoever_wants_a_wheel_without_kernels_can_have_it(wheels, monkeypatch, tmp_path):
     monkeypatch.setenv("NXCORE_CUDA_BUILD", "0")
-    assert run(wheels, monkeypatch, "cuda", "--output", tmp_path) == 0
+    assert wheels.main(["cuda", "--output", str(tmp_path)]) == 0
     assert wheels.asked == [("cuda", "0", "1")]
 
 
 def test_the_compiled_path_has_a_library_for_each_torch_that_is_tested(wheels, monkeypatch, tmp_path):
     installed = ".".join(torch.__version__.split(".")[:2])
-    assert run(wheels, monkeypatch, "native", "--output", tmp_path) == 0
+    assert wheels.main(["native", "--output", str(tmp_path)]) == 0
     assert sorted({*wheels.against, installed}) == ["2.10", "2.11", "2.12", "2.13"]
     assert installed not in wheels.against, "pip builds that one"
     wheels.against.clear()
     monkeypatch.setenv("NXCORE_NATIVE_BUILD", "0")
-    assert run(wheels, monkeypatch, "native", "--output", tmp_path) == 0
+    assert wheels.main(["native", "--output", str(tmp_path)]) == 0
     assert not wheels.against

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def run(
     effort: blocks.Effort = blocks.FULL,
     budget_s: float = 300.0,
     first_calls: bool = True,
+    worker: Sequence[str] = WORKER,
 ) -> Line:
     """Return the record of a run, which ends when ``budget_s`` seconds are spent."""
     began = time.time()
@@ -68,12 +70,12 @@ def run(
             for state in STATES if labels else ():
                 seconds = began + COMPILING * budget_s - time.time()
                 first = job | {"what": "first", "entrants": labels}
-                found[toolkit, state], ended = _lines(first, seconds, folder)
+                found[toolkit, state], ended = _lines(worker, first, seconds, folder)
                 notes += [f"{toolkit} {state}: {ended}"] if ended else []
         until = began + budget_s
         race = job | {"what": "race", "entrants": [e.label for e in which]}
         race |= {"effort": [effort.blocks, effort.block_s], "until": until - END_S}
-        raced, ended = _lines(race, until - time.time(), folder)
+        raced, ended = _lines(worker, race, until - time.time(), folder)
     cells = [line["cell"] for line in raced if "cell" in line]
     left = [str(s) for s in shapes if s.key not in [cell["shape"] for cell in cells]]
     notes += [f"not raced: {'; '.join(left)}: {ended or 'the budget was spent'}"] if left else []
@@ -99,13 +101,13 @@ def run(
     }
 
 
-def _lines(job: Line, seconds: float, folder: str) -> tuple[list[Line], str]:
+def _lines(worker: Sequence[str], job: Line, seconds: float, folder: str) -> tuple[list[Line], str]:
     """Return the lines that a process wrote, and what ended it before its end, if anything."""
     spent = "not measured: the budget was spent"
     if seconds <= 0:
         return [], spent
     print(job["what"], *job["entrants"], file=sys.stderr)
-    command = [*WORKER, encoded(job | {"began": time.time()})]
+    command = [*worker, encoded(job | {"began": time.time()})]
     ended = ""
     try:
         done = subprocess.run(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import TextIO
 
 import typer
@@ -84,8 +85,8 @@ def _warned(
         _warn(message, category, filename, lineno, file, line)
 
 
-def main() -> None:
-    """Run the command line; exit status 0, 1 (a check failed), 2 (bad usage) or 130 (interrupted)."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line, or ``words``; exit with 0, 1 (a check failed), 2 (usage) or 130 (interrupted)."""
     from nxcore.errors import NxcoreError
 
     with interruption.noted(), warnings.catch_warnings():
@@ -93,7 +94,7 @@ def main() -> None:
         # Torch warns at its import where NumPy is absent. No command needs NumPy; code that does raises.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         try:
-            app()
+            app(words)
         except NxcoreError as error:
             from nxcore.cli import render
 

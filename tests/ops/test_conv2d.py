@@ -43,9 +43,17 @@ def _given(device, k=3, groups=1, last=False):
 
 
 @BACKENDS
-@for_each("last", [False, True], ids=["contiguous", "channels_last"])
 @for_each(
-    ("k", "window"), [(3, (1, 1)), (5, (2, 2)), (3, (1, 2, 2)), (7, (1, 3)), (3, (1, 1, 1, 2))], ids=str
+    ("k", "window", "last"),
+    [
+        (3, (1, 1), False),
+        (3, (1, 1), True),
+        (5, (2, 2), True),
+        (3, (1, 2, 2), False),
+        (7, (1, 3), False),
+        (3, (1, 1, 1, 2), True),
+    ],
+    ids=str,
 )
 def test_result_and_gradients_are_torchs(backend, device, k, window, last):
     given = _given(place(backend, device), k, *window[3:], last=last)

@@ -31,8 +31,8 @@ class Fault(Exception):  # noqa: N818  what a page says is at fault
 class Reader:
     """One who does all that a page says, in an empty folder beside a clone of the repository."""
 
-    def __init__(self, folder: Path, *, gpu: bool) -> None:
-        self.folder, self.gpu = folder, gpu
+    def __init__(self, folder: Path, *, gpu: bool, most_s: float = MOST_S) -> None:
+        self.folder, self.gpu, self.most_s = folder, gpu, most_s
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.shell: Shell | None = None
         self.printed = ""
@@ -97,7 +97,7 @@ class Reader:
         for command, shown in block.commands():
             if block.left_out(command, gpu=self.gpu):
                 continue
-            output, status = self.shell.run(command, MOST_S)
+            output, status = self.shell.run(command, self.most_s)
             self.printed += output
             if status:
                 raise Fault(f"{block}: {command!r} ended with {status}:\n{output}")

@@ -12,7 +12,6 @@ import pytest
 import typer
 
 from nxcore.cli import app
-from tests.pages import runner
 from tests.pages.blocks import FOLLOWED, ROOT, Block, blocks, pages
 from tests.pages.runner import Fault, Reader
 from tests.table import for_each
@@ -164,9 +163,8 @@ def test_a_mark_for_a_gpu_ends_where_there_is_one():
         ("```console\n$ sleep 9\n```\n", "took more than 0.2 s"),
     ],
 )
-def test_what_is_at_fault_is_found(text, fault, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "MOST_S", 0.2 if "sleep" in text else 60)
-    reader = Reader(tmp_path, gpu=False)
+def test_what_is_at_fault_is_found(text, fault, tmp_path):
+    reader = Reader(tmp_path, gpu=False, most_s=0.2 if "sleep" in text else 60)
     with pytest.raises((Fault, AssertionError), match=fault):
         reader.read(page_of(text))
 

@@ -363,13 +363,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_unknown_ends_with_two_and_a_message(what, monkeypatch, capsys):
+def test_what_is_unknown_ends_with_two_and_a_message(what, capsys):
     words, error, message = WRONG[what]
     with pytest.raises(error, match=message.replace("?", r"\?")):
         run(*words)
-    monkeypatch.setattr(sys, "argv", ["nxcore", *words])
     with pytest.raises(SystemExit) as caught:
-        main()
+        main(words)
     assert caught.value.code == 2
     shown = capsys.readouterr()
     assert shown.out == ""

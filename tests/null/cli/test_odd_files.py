@@ -61,11 +61,10 @@ def session(as_default):
     as_default(found)
 
 
-def ended(monkeypatch, capsys, words: list[str]) -> tuple[int, str, str]:
+def ended(capsys, words: list[str]) -> tuple[int, str, str]:
     """Run the command line as a shell does; return exit status, output and errors."""
-    monkeypatch.setattr(sys, "argv", ["nxcore", *words])
     with pytest.raises(SystemExit) as done:
-        cli.main()
+        cli.main(words)
     code = done.value.code
     printed = capsys.readouterr()
     return code if isinstance(code, int) else int(code is not None), printed.out, printed.err
@@ -86,7 +85,7 @@ def test_a_file_that_a_command_cannot_take_is_said_in_a_line(command, content, t
     path = made(tmp_path, content)
     monkeypatch.chdir(tmp_path)
     words = [word.replace("{}", str(path)).replace("{folder}", str(tmp_path)) for word in command.split()]
-    status, _, errors = ended(monkeypatch, capsys, words)
+    status, _, errors = ended(capsys, words)
     assert status in (0, 1, 2)
     assert "Traceback" not in errors
     assert all(len(line) < 2000 for line in errors.splitlines())
@@ -113,7 +112,7 @@ def test_a_folder_that_is_no_search_is_not_resumed(name, content, tmp_path, monk
     torch.save([1], tmp_path / "checkpoint.pt")
     if content != "saved":
         (tmp_path / name).write_bytes(content)
-    status, _, errors = ended(monkeypatch, capsys, ["search", "--resume", str(tmp_path)])
+    status, _, errors = ended(capsys, ["search", "--resume", str(tmp_path)])
     assert status == 2, errors
     assert len(errors.splitlines()) == 1, errors
 
@@ -142,7 +141,7 @@ def test_a_model_that_cannot_be_made_or_run_is_said_in_a_line(model, said, tmp_p
     text = "import torch\ndef make():\n    return torch.nn.Linear(2, 3), torch.ones(1, 7)\n"
     (tmp_path / "mismatched.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    status, _, errors = ended(monkeypatch, capsys, ["explain", "--model", model])
+    status, _, errors = ended(capsys, ["explain", "--model", model])
     assert status == 2
     assert said in errors
     assert len(errors.splitlines()) == 1
@@ -191,7 +190,7 @@ def test_a_model_that_cannot_be_made_or_run_is_said_in_a_line(model, said, tmp_p
 )
 def test_an_odd_argument_is_said_without_a_traceback(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    status, _, errors = ended(monkeypatch, capsys, words.split())
+    status, _, errors = ended(capsys, words.split())
     assert status == 2, errors
     assert errors.strip()
     assert "Traceback" not in errors

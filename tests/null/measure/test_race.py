@@ -12,7 +12,6 @@ import torch
 
 from nxcore.choose.learn.doubt import BRIEF
 from nxcore.measure import ceilings
-from nxcore.measure import lane as sampling
 from nxcore.measure import race as module
 from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.decision import Candidate, settled
@@ -23,6 +22,9 @@ from nxcore.spec.device import describe
 from nxcore.spec.spec import Cost
 from tests.null import fakes
 from tests.null.fakes import Clock
+from tests.stand_ins import stand_in
+
+race_has = stand_in(module)
 
 CPU = torch.device("cpu")
 WARM = 1e-3
@@ -166,14 +168,10 @@ def test_in_a_call_a_race_is_short_where_a_kernel_wins_by_far_or_loses(us, block
 
 
 class Gpu:
-    """Stands in for a device whose calls take no time there; ``clock`` has the host's."""
+    """Stands in for a device whose calls take no time there."""
 
-    def __init__(self, monkeypatch, clock):
-        self.clock, self.slept, self.over = clock, [], False
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-        monkeypatch.setattr(torch.cuda, "_sleep", self.slept.append)
-        monkeypatch.setattr(torch.cuda, "Event", lambda **_: self)
-        monkeypatch.setattr(module.clock, "READ", ())
+    def __init__(self):
+        self.slept, self.suspected, self.over = [], [], False
 
     def record(self):
         pass
@@ -185,11 +183,23 @@ class Gpu:
         return 0.5
 
 
+@pytest.fixture
+def gpu(cuda_answers, race_has, monkeypatch):
+    """A device for races; of each lane that may use another stream, its call is noted."""
+    found = Gpu()
+    cuda_answers(synchronize=lambda _: None, _sleep=found.slept.append, Event=lambda **_: found)
+    race_has(
+        current=lambda _: contextlib.nullcontext(),
+        require_current_stream=lambda lane, *_: found.suspected.append(lane.call),
+    )
+    monkeypatch.setattr(module.clock, "READ", ())
+    return found
+
+
 @pytest.mark.parametrize(("samples", "calls"), [(5, 3 + 5), (3, 3 + 3), (1, 1)])
-def test_a_long_call_is_issued_once_a_block_on_a_gpu(monkeypatch, samples, calls):
+def test_a_long_call_is_issued_once_a_block_on_a_gpu(gpu, samples, calls):
     """A call of 4 ms was issued six times a block, four of them behind a spinning kernel of 8 ms."""
     clock, log = Clock(), []
-    gpu = Gpu(monkeypatch, clock)
     lane = Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=samples)
     cuda_block(torch.device("cuda"), lane, clock)
     assert len(log) == calls
@@ -199,9 +209,8 @@ def test_a_long_call_is_issued_once_a_block_on_a_gpu(monkeypatch, samples, calls
     assert gpu.slept[-1] == pytest.approx(1.25 * 4000 * 2000, rel=1e-3), "it covers the time to enqueue"
 
 
-def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypatch):
+def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(gpu):
     clock, log = Clock(), []
-    gpu = Gpu(monkeypatch, clock)
     lane = Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=1)
     gpu.over = True  # the device had begun before all was enqueued
     cuda_block(torch.device("cuda"), lane, clock)
@@ -212,20 +221,18 @@ def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypat
     assert lane.device_us == [500, 500]
 
 
-def test_beside_the_program_the_device_spins_shortly(monkeypatch):
+def test_beside_the_program_the_device_spins_shortly(gpu, race_has):
     """A call that waits for the program's work seems long: its spin held up a training for a second."""
     clock = Clock()
-    gpu = Gpu(monkeypatch, clock)
     for us, spin_us in ((40_000, 1000), (100, 125)):
         lane = Lane(clock.costing(us, lambda: None), each_s=us * 1e-6, samples=1)
         cuda_block(torch.device("cuda"), lane, clock, spin_s=SPIN_S)
         assert gpu.slept[-1] == pytest.approx(spin_us * 2000, rel=1e-3)
     efforts = []
-    monkeypatch.setattr(module, "cuda_block", lambda *_, host_s, spin_s: efforts.append(spin_s))
-    monkeypatch.setattr(module, "in_the_race", lambda lanes, order, *_: order)
-    monkeypatch.setattr(module, "current", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(sampling, "synchronize", lambda _: None)
-    monkeypatch.setattr(module, "require_current_stream", lambda *_: None)
+    race_has(
+        cuda_block=lambda *_, host_s, spin_s: efforts.append(spin_s),
+        in_the_race=lambda lanes, order, *_: order,
+    )
     race(lanes(clock, torch=100), torch.device("cuda"), effort=BRIEF, clock=clock)
     assert {*efforts} == {SPIN_S}
 
@@ -233,11 +240,9 @@ def test_beside_the_program_the_device_spins_shortly(monkeypatch):
 @pytest.mark.parametrize(
     ("us", "warm", "calls"), [(60, 16, 5 + 3), (150, 7, 3 + 2), (300, 4, 1), (4000, 3, 1)]
 )
-def test_a_race_in_a_call_makes_few_calls(monkeypatch, us, warm, calls):
+def test_a_race_in_a_call_makes_few_calls(gpu, us, warm, calls):
     """Half of a search network's first minute on an unknown device went to such races."""
     clock, log = Clock(), []
-    Gpu(monkeypatch, clock)
-    monkeypatch.setattr(sampling, "synchronize", lambda _: None)
     lane = Lane(clock.costing(us, lambda: log.append(1)))
     list(warm_up(lane, torch.device("cuda"), 0.9e-3, clock, IN_CALL.gpu_samples))
     assert len(log) == warm
@@ -245,17 +250,13 @@ def test_a_race_in_a_call_makes_few_calls(monkeypatch, us, warm, calls):
     assert len(log) - warm == calls
 
 
-def test_torchs_own_calls_are_not_suspected_of_another_stream(monkeypatch):
-    clock, suspected = Clock(), []
-    Gpu(monkeypatch, clock)
-    monkeypatch.setattr(module, "current", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(sampling, "synchronize", lambda _: None)
-    monkeypatch.setattr(module, "require_current_stream", lambda lane, *_: suspected.append(lane.call))
+def test_torchs_own_calls_are_not_suspected_of_another_stream(gpu):
+    clock = Clock()
     calls = lanes(clock, torch=100, idiom=90, kernel=40)
     effort = Effort((3,), WARM, 100.0)
     rivals = frozenset({"torch", "idiom"})
     found = race(calls, torch.device("cuda"), effort=effort, clock=clock, rivals=rivals, again="again")
-    assert suspected == [calls["kernel"]]
+    assert gpu.suspected == [calls["kernel"]]
     assert found["kernel"].device_median_us == 500 / 2, "of a sample of two calls"
 
 

@@ -62,11 +62,11 @@ def test_what_is_exported_is_imported_whole(tmp_path):
     assert transfer.imported(there, *transfer.read(tmp_path / "file.json")) == 0, "nothing is new"
 
 
-def test_what_was_imported_is_used(tmp_path, monkeypatch):
+def test_what_was_imported_is_used(tmp_path, raced_by):
     here = measured(tmp_path / "a", (3, 4)).wisdom.store
     session = measured(tmp_path / "b")
     transfer.imported(session.wisdom.store, *transfer.gathered(here))
-    monkeypatch.setattr("nxcore.measure.race.race", fakes.raising(AssertionError("measured")))
+    raced_by(fakes.raising(AssertionError("measured")))
     assert torch.equal(session.op("add")(X, X), 2 * X)
 
 
@@ -126,8 +126,8 @@ def lock(folder, label):
     return path
 
 
-def test_a_lock_decides_whatever_was_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("nxcore.measure.race.race", fakes.raising(AssertionError("measured")))
+def test_a_lock_decides_whatever_was_measured(tmp_path, raced_by):
+    raced_by(fakes.raising(AssertionError("measured")))
     for policy in ("measure", "auto", "frozen"):
         session = measured(None, policy=policy, lock=lock(tmp_path, "fake"))
         assert torch.equal(session.op("add")(X, X), 2 * X)
