@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import warnings
+from _signal import getsignal as _handler  # type: ignore[import-not-found]  # without the name: 3 us a signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -90,10 +91,13 @@ def _to_numpy(state: Any) -> None:
     sys.modules["numpy"].random.set_state(state)
 
 
-def _to_environment(variables: Mapping[str, str]) -> None:
-    for name in os.environ.keys() - variables.keys():
-        os.environ.pop(name, None)
-    os.environ.update(variables)
+_VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  not decoded
+
+
+def _to_environment(variables: Mapping[bytes, bytes]) -> None:
+    for name in os.environb.keys() - variables.keys():
+        os.environb.pop(name, None)
+    os.environb.update(variables)
 
 
 def _to_filters(filters: list[Any]) -> None:
@@ -101,12 +105,11 @@ def _to_filters(filters: list[Any]) -> None:
     getattr(warnings, "_filters_mutated", lambda: None)()  # what was warned of once is looked at again
 
 
-_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-"""Without the look-up of a name, which takes 3 us a signal."""
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def _handlers() -> dict[int, Any]:
-    return {number: _handler(number) for number in map(int, signal.valid_signals())}
+    return {number: _handler(number) for number in _SIGNALS}
 
 
 def _to_handlers(handlers: Mapping[int, Any]) -> None:
@@ -147,7 +150,7 @@ FACTS: Mapping[str, Fact] = MappingProxyType(
         },
         "random.getstate()": Fact(random.getstate, random.setstate, main=True),
         "numpy.random.get_state()": Fact(_numpys, _to_numpy, main=True),
-        "os.environ": Fact(lambda: dict(os.environ), _to_environment),
+        "os.environ": Fact(lambda: dict(_VARIABLES), _to_environment),
         "os.getcwd()": Fact(os.getcwd, os.chdir),
         "warnings.filters": Fact(lambda: list(warnings.filters), _to_filters),
         "signal.getsignal()": Fact(_handlers, _to_handlers, main=True),
