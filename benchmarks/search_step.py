@@ -7,7 +7,7 @@
 
 A forward and backward of a DARTS supernet (8 cells, C = 16, 4 nodes, batch 64 of 3 x 32 x 32, float32 without
 TF32) for weights and architecture: plain torch (the network of ``tests/nas/darts.py``), the same under
-``nas.patch``, without its graphs and with them, and ``nas.SearchNetwork``, which shares its pools; each eager
+``nas.patch``, without its graphs and with them, and ``nas.SearchNetwork``, which is patched too; each eager
 and as one CUDA graph (``nxcore.graphed``). Kernels are chosen by measurement beforehand, or are those of
 ``--backend``, without a race. With real images (an ``.npz`` as ``nas.data.load`` takes it) the errors of
 scores and gradients against the same network in float64, over several batches. ``--autocast`` runs forward

@@ -14,7 +14,7 @@ import torch
 from benchmarks import steps
 from benchmarks.steps import How, Turn, line
 from nxcore import nas
-from nxcore.nas.mixed import PART
+from nxcore.nas.watch import PART
 from tests.stand_ins import stand_in
 
 steps_subprocess_has = stand_in(steps.subprocess)

@@ -21,4 +21,4 @@ def saving() -> bool:
 
     A checkpoint compares the saved tensors of two computations, so the kernel must not change.
     """
-    return not torch.compiler.is_compiling() and internals.saved_tensor_hooks()
+    return not torch.compiler.is_compiling() and internals.saved_tensor_hooks() is not None

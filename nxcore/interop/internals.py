@@ -137,9 +137,9 @@ def storage(tensor: Tensor) -> int:
     return identity
 
 
-def saved_tensor_hooks() -> bool:
-    """Return whether hooks on saved tensors are in force."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def saved_tensor_hooks() -> Any:
+    """Return the hooks on saved tensors that are in force; None if there are none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def raised_by_hook(error: BaseException) -> bool:
@@ -147,7 +147,7 @@ def raised_by_hook(error: BaseException) -> bool:
 
     A checkpoint ends a second forward pass in this way, once it has all tensors that it needs.
     """
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = saved_tensor_hooks()
     called = [hook.func if isinstance(hook, functools.partial) else hook for hook in hooks or ()]
     codes = {getattr(one, "__code__", getattr(type(one).__call__, "__code__", None)) for one in called}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

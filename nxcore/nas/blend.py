@@ -46,12 +46,6 @@ def ends_of(twins: Sequence[nn.Module], x: Tensor) -> list[int]:
     return [i for i, twin in enumerate(twins) if _ends_with_norm(twin, x)]
 
 
-def own_ends(operations: Iterable[nn.Module]) -> dict[nn.Module, nn.Module]:
-    """Return the norms of operations of this package, which all end with their last module."""
-    lasts = ((op, last_of(op)) for op in operations)
-    return {op: norm for op, norm in lasts if awake(norm) is BatchNorm2d}
-
-
 def last_of(op: nn.Module) -> nn.Module:
     """Return the last of an operation's modules."""
     *_, last = op.modules()

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
-from nxcore.graphs.hooks import hooked
-from nxcore.nas.blend import joining
 from nxcore.nas.genotype import Gene, edges
-from nxcore.nas.group import reading, wide_of
-from nxcore.nas.mixed import PART, MixedOp
-from nxcore.nas.node import value_of, waiting
+from nxcore.nas.mixed import Blend
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
 from nxcore.nas.rule import Mode, Rule, Selection, as_rule
-from nxcore.nas.shared_pools import pooled
-from nxcore.nn import Part
 
 
 class Cell(nn.Module):
     """A cell of a search network: each node is the sum of mixed operations on all earlier states.
 
-    In training, the pools of all edges that leave a state are computed once (see
-    ``nxcore.nas.shared_pools``). On a CUDA device, in mode ``exact``, training replays two CUDA graphs after
-    a dozen calls of a signature (``nxcore.nn.Part``); ``nxcore.nas.replays`` reports whether it does. A
-    replay doesn't run ``none``, whose zeros add nothing, if it is the first operation.
+    The code is plain torch, and names are those of the paper's; ``nxcore.nas.patch`` makes it fast.
 
     Parameters
     ----------
@@ -78,13 +67,10 @@ class Cell(nn.Module):
         self.preprocess0 = _preprocess(C_prev_prev, C, reduction_prev, affine=False)
         self.preprocess1 = ReLUConvBN(C_prev, C, 1, 1, 0, affine=False)
         self._ops = nn.ModuleList(
-            MixedOp(C, 2 if reduction and state < 2 else 1, primitives, self.rule)
+            Blend(C, 2 if reduction and state < 2 else 1, primitives)
             for node in range(steps)
             for state in range(node + 2)
         )
-        for mixed in self._ops:
-            delattr(mixed, PART)  # the cell is replayed, not its mixed operations
-        setattr(self, PART, Part(_blended))
 
     def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
         """Return the concatenated nodes, shape (N, multiplier * C, H', W').
@@ -107,62 +93,16 @@ class Cell(nn.Module):
         check_rows(logits, "logits", len(self._ops), len(self.primitives))
         if plan is None and self.rule.mode != "exact":
             plan = self.rule.plan(logits, self.primitives)
-        if plan is None and not torch.compiler.is_compiling():
-            replayed: Tensor = getattr(self, PART)(self, s0, s1, logits)
-            return replayed
-        return self.run(s0, s1, logits, plan)
-
-    def run(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
-        """Return the result of ``forward`` without replaying a graph; arguments are not checked."""
-        joins = plan is None and joining(self._ops)  # norms and sums, which take weights
-        how: dict[str, Any] = {}
-        if joins:
-            logits = functional.softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
-            how["zeros"] = not self._adds_zeros()
-            logits = logits if how["zeros"] else logits[:, 1:]
-        given = "weights" if joins else "logits"
-        if torch.compiler.is_compiling():  # dynamo can't trace a ContextVar
-            return self._nodes(s0, s1, logits, plan, given=given)
-        with waiting() if joins else contextlib.nullcontext(), reading(self if plan is None else None):
-            return self._nodes(s0, s1, logits, plan, given=given, **how)
-
-    def _adds_zeros(self) -> bool:
-        """Return whether the first operation of all edges is ``none``, and nothing looks at its result."""
-        mixed: list[Any] = list(self._ops)
-        return self.primitives[0] == "none" and not hooked(*(op.candidates[0] for op in mixed))
-
-    def _nodes(
-        self, s0: Tensor, s1: Tensor, factors: Tensor, plan: Selection | None, *, given: str, **how: bool
-    ) -> Tensor:
-        """Return the concatenated nodes; ``given`` says what the factors of an edge are."""
-        rows = (factors if plan is None else plan.weights).unbind(0)
+        weights = torch.softmax(logits, -1) if plan is None else plan.weights
         states = [self.preprocess0(s0), self.preprocess1(s1)]
-        outputs = self._pooled(states[0], 0, plan) | self._pooled(states[1], 1, plan)
         for node in edges(self._steps):
-            parts = [
-                self._ops[row](x, outputs=outputs.get(row), **{given: rows[row]}, **how)
-                if plan is None
-                else self._ops[row](x, weights=rows[row], active=plan.active[row], outputs=outputs.get(row))
-                for row, x in zip(node, states, strict=True)
-            ]
-            states.append(value_of(_summed(parts)))
-            outputs |= self._pooled(states[-1], len(states) - 1, plan)
+            states.append(
+                sum(
+                    self._ops[row](x, weights[row], *(() if plan is None else (plan.active[row],)))
+                    for row, x in zip(node, states, strict=True)
+                )
+            )
         return torch.cat(states[-self._multiplier :], dim=1)
-
-    def _pooled(self, x: Tensor, state: int, plan: Selection | None) -> dict[int, dict[int, Tensor]]:
-        """Return the shared pools of ``x`` for the edges that leave it; pools are shared only in training."""
-        rows = [node[state] for node in edges(self._steps) if state < len(node)] if self.training else []
-        every = range(len(self.primitives))
-        mixed: list[Any] = list(self._ops)
-        joins = plan is None and not torch.compiler.is_compiling() and all(joining([op]) for op in self._ops)
-        return pooled(
-            wide_of(x) if joins else x,
-            [
-                ((row, i), mixed[row].candidates[i])
-                for row in rows
-                for i in (every if plan is None else plan.active[row])
-            ],
-        )
 
 
 class InsertedCell(Cell):
@@ -272,10 +212,6 @@ class EvalCell(nn.Module):
         return out / keep * mask
 
 
-def _blended(cell: Cell, s0: Tensor, s1: Tensor, logits: Tensor) -> Tensor:
-    return cell.run(s0, s1, logits)
-
-
 def check_rows(logits: Tensor, name: str, rows: int, operations: int) -> None:
     """Raise unless the logits have one row for each edge."""
     if tuple(logits.shape) != (rows, operations):
@@ -287,10 +223,3 @@ def check_rows(logits: Tensor, name: str, rows: int, operations: int) -> None:
 
 def _preprocess(C_in: int, C: int, reduction_prev: bool, *, affine: bool) -> nn.Module:
     return FactorizedReduce(C_in, C, affine) if reduction_prev else ReLUConvBN(C_in, C, 1, 1, 0, affine)
-
-
-def _summed(parts: Sequence[Tensor]) -> Tensor:
-    out = parts[0]
-    for part in parts[1:]:
-        out = out + part
-    return out

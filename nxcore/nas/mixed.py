@@ -1,31 +1,49 @@
-"""MixedOp: all operations of a search space on one edge, blended by architecture weights."""
+"""Mixed operations: all operations of a search space on one edge, blended by architecture weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nxcore import session
 from nxcore.errors import InvalidInputError
-from nxcore.graphs.branches import branched
-from nxcore.nas.blend import edge_of, joining, own_ends
-from nxcore.nas.group import outputs as grouped
-from nxcore.nas.node import summed
 from nxcore.nas.operations import OPS, PRIMITIVES
 from nxcore.nas.rule import Mode, Rule, as_rule, read
-from nxcore.nn import BatchNorm2d, Part
-
-PART = "_nxcore_part"
-"""The attribute that holds the ``Part`` of a module."""
 
 
-class MixedOp(nn.Module):
+class Blend(nn.Module):
+    """The weighted sum of the operations of one edge. Module names are those of the paper's code.
+
+    Parameters
+    ----------
+    C : int
+        Channels of input and output.
+    stride : int
+        1, or 2 on the edges that leave a reduction cell's inputs.
+    primitives : sequence of str
+        Names in ``OPS``.
+
+    Raises
+    ------
+    InvalidInputError
+        If a primitive is unknown.
+    """
+
+    def __init__(self, C: int, stride: int, primitives: Sequence[str] = PRIMITIVES) -> None:
+        super().__init__()
+        self._ops = nn.ModuleList(_operation(name, C, stride) for name in primitives)
+
+    def forward(self, x: Tensor, weights: Tensor, active: Sequence[int] | None = None) -> Tensor:
+        """Return the sum of all operations, or of the active ones; ``weights`` has one for each operation."""
+        run = range(len(self._ops)) if active is None else active
+        summed: Any = sum(weights[i] * self._ops[i](x) for i in run)
+        return summed  # type: ignore[no-any-return]  # at least one runs
+
+
+class MixedOp(Blend):
     """Blend the operations of one edge: sum_i w_i op_i(x), w = softmax(logits).
-
-    On a CUDA device, with logits and in mode ``exact``, training replays two CUDA graphs after a dozen calls
-    of a signature (``nxcore.nn.Part``). Within a ``Cell``, the whole cell is replayed.
 
     Parameters
     ----------
@@ -48,7 +66,7 @@ class MixedOp(nn.Module):
 
     References
     ----------
-    Liu, Simonyan, Yang 2019, arXiv:1806.09055, eq. 2. Module names are those of the paper's code.
+    Liu, Simonyan, Yang 2019, arXiv:1806.09055, eq. 2.
 
     Examples
     --------
@@ -65,13 +83,10 @@ class MixedOp(nn.Module):
         mode: Mode | Rule = "exact",
         k: int = 2,
     ) -> None:
-        super().__init__()
-        self.rule = as_rule(mode, k)
+        super().__init__(C, stride, primitives)
+        self.rule, self.primitives = as_rule(mode, k), tuple(primitives)
         if self.rule.mode == "top_k" and self.rule.k > len(primitives):
             raise InvalidInputError(f"k must be 1 to {len(primitives)}, got {self.rule.k}", argument="k")
-        self.primitives = tuple(primitives)
-        self._ops = nn.ModuleList(_candidate(name, C, stride) for name in primitives)
-        setattr(self, PART, Part(_exact))
 
     @property
     def mode(self) -> Mode:
@@ -83,15 +98,13 @@ class MixedOp(nn.Module):
         """The operations, in the order of their weights."""
         return tuple(self._ops)
 
-    def forward(
+    def forward(  # type: ignore[override]  # it takes logits too
         self,
         x: Tensor,
         logits: Tensor | None = None,
         *,
         weights: Tensor | None = None,
         active: Sequence[int] | None = None,
-        outputs: Mapping[int, Tensor] | None = None,
-        zeros: bool = True,
     ) -> Tensor:
         """Return the blend.
 
@@ -104,13 +117,8 @@ class MixedOp(nn.Module):
         weights : Tensor, optional
             Shape (operations,): the factors after softmax. Exactly one of the two is given.
         active : sequence of int, optional
-            The operations that run in modes other than ``exact``; a network reads them for all edges at once.
-            Without it, ``top_k``, ``argmax`` and ``sampled`` wait for the device; ``threshold``, and
-            ``sampled`` with weights, run all operations.
-        outputs : mapping of int to Tensor, optional
-            Outputs of operations that were computed before: a cell's shared pools.
-        zeros : bool
-            False where ``weights`` lack the entry of a first ``none``, which isn't run: it adds zeros.
+            The operations that run in modes other than ``exact``. Without it, ``top_k``, ``argmax`` and
+            ``sampled`` wait for the device; ``threshold``, and ``sampled`` with weights, run all operations.
 
         Returns
         -------
@@ -123,43 +131,15 @@ class MixedOp(nn.Module):
             If neither or both of ``logits`` and ``weights`` are given, if their shape is wrong, or if
             ``active`` comes with logits in mode ``sampled``, which draws.
         """
-        every = tuple(range(0 if zeros else 1, len(self._ops)))
-        given = _factors(logits, weights, len(every))
-        part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
-        if part is not None and self.rule.mode == "exact" and weights is None and outputs is None:
-            replayed: Tensor = part(self, x, given)
-            return replayed
+        given = _factors(logits, weights, len(self._ops))
         if self.rule.mode == "exact":
-            name, chosen = "softmax_sum" if weights is None else "weighted_sum", every
-        else:
-            name = "weighted_sum"
-            given, chosen = self._chosen(given, is_logits=weights is None, active=active)
-        known = outputs or {}
-        if name == "weighted_sum" and chosen == every and joining([self]):
-            held = [known.get(i) for i in every]
-            ops = [self._ops[i] for i in every]
-            return summed(edge_of(self, ops, held, x, given, own_ends(ops)))
-        computed = self._outputs(chosen, known, x)
-        if self.rule.mode == "argmax":
-            return computed[0]
-        if chosen != every:
-            # Not by index: a list of numbers would be copied to the device, with a wait.
-            given = torch.stack([given[i] for i in chosen])
-        blended: Tensor = session.default().op(name)(computed, given)
-        return blended
-
-    def _outputs(self, chosen: Sequence[int], known: Mapping[int, Tensor], x: Tensor) -> list[Tensor]:
-        """Return the outputs of the chosen operations; those that aren't known are computed."""
-        run = [i for i in chosen if i not in known]
-        made = grouped([self._ops[i] for i in run], x)
-        known = {**known, **{i: made[self._ops[i]].out for i in run if self._ops[i] in made}}
-        rest = iter(branched([self._ops[i] for i in run if i not in known], x, read=bool(made)))
-        return [known[i] if i in known else next(rest) for i in chosen]
+            return super().forward(x, torch.softmax(given, 0) if weights is None else given)
+        return super().forward(x, *self._chosen(given, is_logits=weights is None, active=active))
 
     def _chosen(
         self, given: Tensor, *, is_logits: bool, active: Sequence[int] | None
-    ) -> tuple[Tensor, tuple[int, ...]]:
-        """Return the factors of all operations, and the operations that run."""
+    ) -> tuple[Tensor, Sequence[int] | None]:
+        """Return the factors of all operations, and the operations that run; None for all."""
         rule = self.rule
         if is_logits and active is None:
             plan = rule.plan(given[None], self.primitives)
@@ -174,11 +154,11 @@ class MixedOp(nn.Module):
             for i in active or ():
                 kept[i] = True
             given = rule.factors(given, kept)
-        if active is not None:
-            return given, tuple(active)
-        if rule.mode in ("threshold", "sampled"):
-            return given, tuple(range(len(self._ops)))
-        return given, read(rule.keep(given[None], self.primitives))[0]
+        if active is None and rule.mode not in ("threshold", "sampled"):
+            active = read(rule.keep(given[None], self.primitives))[0]
+        if rule.mode == "argmax":
+            given = torch.ones_like(given)  # the strongest as it is
+        return given, active
 
     def extra_repr(self) -> str:
         """Return the mode and its option."""
@@ -204,14 +184,10 @@ def _factors(logits: Tensor | None, weights: Tensor | None, count: int) -> Tenso
     return given
 
 
-def _exact(mixed: MixedOp, x: Tensor, logits: Tensor) -> Tensor:
-    return MixedOp.forward(mixed, x, logits, outputs={})  # as in a cell's call: run, not replayed
-
-
-def _candidate(name: str, C: int, stride: int) -> nn.Module:
+def _operation(name: str, C: int, stride: int) -> nn.Module:
     if name not in OPS:
         raise InvalidInputError(
             f"primitives must be among {', '.join(OPS)}, got {name!r}", argument="primitives"
         )
     op = OPS[name](C, stride, False)
-    return nn.Sequential(op, BatchNorm2d(C, affine=False)) if "pool" in name else op
+    return nn.Sequential(op, nn.BatchNorm2d(C, affine=False)) if "pool" in name else op

@@ -20,16 +20,15 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.structure import structure
 from nxcore.nas import group, node, proof, shared_pools
-from nxcore.nas.audit import Audit, Count
+from nxcore.nas.audit import Audit, Count, ours
 from nxcore.nas.blend import ENDS, edge_of, ends_of, last_of, state_of
 from nxcore.nas.comparison import aside, difference, twin_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, is_zero, lists_of
-from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
 from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.shared_pools import shared
 from nxcore.nas.taking import before
-from nxcore.nas.watch import AUDIT
+from nxcore.nas.watch import AUDIT, PART
 from nxcore.nn import Part, Swap
 from nxcore.nn.exchange import PATCHED
 
@@ -163,7 +162,7 @@ def looks_mixed(module: nn.Module) -> bool:
     """Return whether a module may be a mixed operation, by what it holds and what its ``forward`` takes."""
     if (
         hasattr(type(module), PATCHED)
-        or type(module).__module__.startswith("nxcore.")
+        or type(module).__module__.startswith("nxcore.nn.")
         or holder_of(module) is None
     ):
         return False
@@ -201,7 +200,7 @@ def differs(module: nn.Module, name: str, swap: Swap, trials: dict[Any, Trial]) 
     trial = None if key is None else trials.get(key)
     if trial is None:
         cls = type(module)
-        found = tried(module, CASES[: 1 if cls in trials else None])
+        found = tried(module, CASES[: 1 if cls in trials or ours(cls) else None])
         if isinstance(found, str):
             return found
         trial = trials[cls] = found
@@ -319,7 +318,7 @@ def tried_on(
         if why or (why is None and first):
             return f"{proof.ANOTHER}: {why}" if why else "a trial call of its own code raised an error"
         first = False
-    return Trial(takes, zeros, ends, written, reads, Count())
+    return Trial(takes, zeros, ends, written, reads, Count(type(module)))
 
 
 def _ends(twin: nn.Module, operations: list[nn.Module], x: Tensor) -> tuple[bool, list[int]]:

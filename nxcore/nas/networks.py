@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nxcore.errors import InvalidInputError
-from nxcore.graphs.whole import Whole
 from nxcore.nas.cells import Cell, EvalCell, InsertedCell, check_rows
 from nxcore.nas.genotype import Genotype, edges
-from nxcore.nas.mixed import PART, MixedOp
 from nxcore.nas.operations import PRIMITIVES
+from nxcore.nas.patch import patch, unpatch
 from nxcore.nas.rule import Mode, Rule, Selection, as_rule, read
-from nxcore.nn import AdaptiveAvgPool2d, BatchNorm2d
 
 CellOf = Callable[[int, int, int, bool, bool], Any]
 """C_prev_prev, C_prev, C, reduction, reduction_prev -> a cell, with ``channels`` as an attribute."""
 
 
 class Network(nn.Module):
-    """The base of both networks: a stem, cells whose channels double at 1/3 and 2/3, a classifier."""
+    """The base of both networks: a stem, cells whose channels double at 1/3 and 2/3, a classifier.
+
+    Its code is plain torch, which ``nxcore.nas.patch`` makes fast once it is made.
+    """
 
     def __init__(
         self, C: int, num_classes: int, layers: int, stem_multiplier: int, in_channels: int, cell: CellOf
@@ -34,7 +35,7 @@ class Network(nn.Module):
         super().__init__()
         C_prev_prev = C_prev = stem_multiplier * C
         self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, C_prev, 3, padding=1, bias=False), BatchNorm2d(C_prev)
+            nn.Conv2d(in_channels, C_prev, 3, padding=1, bias=False), nn.BatchNorm2d(C_prev)
         )
         self.cells = nn.ModuleList()
         reduction_prev = False
@@ -44,8 +45,16 @@ class Network(nn.Module):
             made = cell(C_prev_prev, C_prev, C, reduction, reduction_prev)
             self.cells.append(made)
             reduction_prev, C_prev_prev, C_prev = reduction, C_prev, made.channels
-        self.global_pooling = AdaptiveAvgPool2d(1)
+        self.global_pooling = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(C_prev, num_classes)
+
+    def __setstate__(self, state: Any) -> None:
+        """Make a copy fast that is read from a file: what a patch leaves in modules isn't written."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # in torch
+        self._patch()
+
+    def _patch(self) -> None:
+        patch(self, graphs=False, watch=False)
 
     def _scores(self, x: Tensor, run: Callable[[Any, Tensor, Tensor], Tensor]) -> Tensor:
         """Return the class scores; ``run`` calls a cell with the outputs of the two previous ones."""
@@ -91,8 +100,10 @@ class SearchNetwork(Network):
     takes it. So weights and architecture have separate optimizers, and a published supernet's state_dict
     loads unchanged.
 
-    On a CUDA device, in mode ``exact`` and without ``checkpoint``, training replays two CUDA graphs of the
-    whole network after a few calls of a signature; ``nxcore.nas.replays`` reports whether it does.
+    The network's code is plain torch, which ``nxcore.nas.patch`` has made fast; ``nxcore.nas.unpatch``
+    undoes that. On a CUDA device, in mode ``exact`` and without ``checkpoint``, training replays two CUDA
+    graphs of the whole network after a few calls of a signature; ``nxcore.nas.replays`` reports whether it
+    does.
 
     Examples
     --------
@@ -143,12 +154,9 @@ class SearchNetwork(Network):
         self.register_buffer("kept", None, persistent=False)
         self.register_buffer("choices", torch.zeros(shape, dtype=torch.int64), persistent=False)
         self.register_buffer("counted", torch.zeros((), dtype=torch.int64), persistent=False)
-        whole = Whole(SearchNetwork.run, lambda _: [])  # its code reads its modules alone
-        setattr(self, PART, whole)
-        for cell in self.cells:
-            getattr(cell, PART).outer = whole
         for after in inserted:
-            self.insert(after)
+            self._insert(after)
+        self._patch()
 
     def forward(self, x: Tensor, normal: Tensor, reduce: Tensor) -> Tensor:
         """Return the class scores, shape (N, num_classes).
@@ -167,19 +175,18 @@ class SearchNetwork(Network):
         """
         check_rows(normal, "normal", self._rows, len(self.primitives))
         check_rows(reduce, "reduce", self._rows, len(self.primitives))
-        if self.rule.mode != "exact" or self.checkpoint or torch.compiler.is_compiling():
-            return self.run(x, normal, reduce)
-        replayed: Tensor = getattr(self, PART)(self, x, normal, reduce)
-        return replayed
-
-    def run(self, x: Tensor, normal: Tensor, reduce: Tensor) -> Tensor:
-        """Return the result of ``forward`` without a graph of the network; arguments are not checked."""
         kinds = (normal, reduce)
         plans = self._plans(kinds)
         return self._scores(
             x,
-            lambda cell, s0, s1: self._through(cell, s0, s1, kinds[cell.reduction], plans[cell.reduction]),
+            lambda cell, s0, s1: self._through(
+                cell, s0, s1, kinds[cell.reduction], *plans[cell.reduction : cell.reduction + 1]
+            ),
         )
+
+    def _patch(self) -> None:
+        """Make the network fast; replays run no code, so none of the modes that read the device."""
+        patch(self, graphs=self.rule.mode == "exact" and not self.checkpoint, watch=False)
 
     def insert(self, after: int) -> InsertedCell:
         """Insert a cell in place, initially the identity, and return it.
@@ -199,6 +206,12 @@ class SearchNetwork(Network):
                 f"after must be a cell's index, 0 to {len(self.cells) - 1}, got {after}",
                 argument="after",
             )
+        unpatch(self)
+        cell = self._insert(after)
+        self._patch()
+        return cell
+
+    def _insert(self, after: int) -> InsertedCell:
         last: Any = self.cells[after]
         follows = isinstance(last, InsertedCell)  # then it reads the same s0
         cell = InsertedCell(
@@ -213,7 +226,6 @@ class SearchNetwork(Network):
             self.rule,
         )
         cell.to(self.classifier.weight).train(self.training)
-        getattr(cell, PART).outer = getattr(self, PART)
         self.cells.insert(after + 1, cell)
         self.inserted = (*self.inserted, after)
         return cell
@@ -234,10 +246,11 @@ class SearchNetwork(Network):
 
     def set_rule(self, mode: Mode | Rule) -> None:
         """Change the rule: one for training and ``argmax`` for inference, for example."""
+        unpatch(self)
         self.rule, self.kept = as_rule(mode), None
-        for module in self.modules():
-            if isinstance(module, Cell | MixedOp):
-                module.rule = self.rule
+        for cell in self.cells:
+            cell.rule = self.rule  # type: ignore[assignment]  # torch's stub knows tensors and modules
+        self._patch()
 
     @torch.no_grad()
     def decide(self, normal: Tensor, reduce: Tensor) -> None:
@@ -261,10 +274,13 @@ class SearchNetwork(Network):
         counted = torch.cat([self.counted.view(1), self.choices.flatten()]).cpu()
         return Statistics(int(counted[0]), counted[1:].view(2, -1, len(self.primitives)))
 
-    def _plans(self, kinds: tuple[Tensor, Tensor]) -> tuple[Selection, Selection] | tuple[None, None]:
-        """Return the selections of the two kinds of cell, in at most one read of the device."""
+    def _plans(self, kinds: tuple[Tensor, Tensor]) -> tuple[Selection, ...]:
+        """Return the selections of the two kinds of cell, in at most one read of the device.
+
+        There are none in mode ``exact``.
+        """
         if self.rule.mode == "exact":
-            return None, None
+            return ()
         logits = torch.cat(kinds)
         if self.kept is None:
             plan = self.rule.plan(logits, self.primitives)
@@ -345,6 +361,7 @@ class EvalNetwork(Network):
             ),
         )
         self.drop_path_prob: float | Tensor = 0.0
+        self._patch()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the class scores, shape (N, num_classes), of images of shape (N, in_channels, H, W)."""

@@ -1,7 +1,7 @@
 """The primitives of a DARTS search space: Liu, Simonyan, Yang 2019, arXiv:1806.09055, section 2.1 and A.1.
 
-Parameters and buffers are named as in the paper's own code, so that published weights load. Pools,
-separable convolutions and batch norm are ``nxcore.nn``'s.
+Parameters and buffers are named as in the paper's own code, so that published weights load. All of
+it is plain torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.errors import InvalidInputError
-from nxcore.nas.points import served
-from nxcore.nn import AvgPool2d, BatchNorm2d, Conv2d, MaxPool2d, Sequential
 
 BN_EPS = 1e-5
 
@@ -69,12 +67,10 @@ class FactorizedReduce(nn.Module):
         self.relu = nn.ReLU()
         self.conv_1 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
         self.conv_2 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
-        self.bn = BatchNorm2d(C_out, eps=BN_EPS, affine=affine)
+        self.bn = nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return shape (N, C_out, H / 2, W / 2); H and W must be even."""
-        if (found := served(self, x)) is not None:
-            return found
         x = self.relu(x)
         out: Tensor = self.bn(torch.cat([self.conv_1(x), self.conv_2(x[:, :, 1:, 1:])], dim=1))
         return out
@@ -85,7 +81,7 @@ class _Chain(nn.Module):
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.op = Sequential(*layers)
+        self.op = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return shape (N, C_out, H', W') for x of shape (N, C_in, H, W)."""
@@ -99,9 +95,9 @@ def _separable(
     """Return ReLU, a depthwise convolution, a 1x1 convolution, batch norm."""
     return (
         nn.ReLU(),
-        Conv2d(C_in, C_in, kernel_size, stride, padding, dilation, groups=C_in, bias=False),
+        nn.Conv2d(C_in, C_in, kernel_size, stride, padding, dilation, groups=C_in, bias=False),
         nn.Conv2d(C_in, C_out, 1, bias=False),
-        BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+        nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
     )
 
 
@@ -129,13 +125,8 @@ class ReLUConvBN(_Chain):
         super().__init__(
             nn.ReLU(),
             nn.Conv2d(C_in, C_out, kernel_size, stride, padding, bias=False),
-            BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+            nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return shape (N, C_out, H', W') for x of shape (N, C_in, H, W)."""
-        found = served(self, x)
-        return super().forward(x) if found is None else found
 
 
 class DilConv(_Chain):
@@ -201,15 +192,17 @@ def _conv_7x1_1x7(C: int, stride: int, affine: bool) -> nn.Module:
         nn.ReLU(),
         nn.Conv2d(C, C, (1, 7), stride=(1, stride), padding=(0, 3), bias=False),
         nn.Conv2d(C, C, (7, 1), stride=(stride, 1), padding=(3, 0), bias=False),
-        BatchNorm2d(C, eps=BN_EPS, affine=affine),
+        nn.BatchNorm2d(C, eps=BN_EPS, affine=affine),
     )
 
 
 OPS: Mapping[str, Callable[[int, int, bool], nn.Module]] = MappingProxyType(
     {
         "none": lambda _C, stride, _affine: Zero(stride),
-        "max_pool_3x3": lambda _C, stride, _affine: MaxPool2d(3, stride, padding=1),
-        "avg_pool_3x3": lambda _C, stride, _affine: AvgPool2d(3, stride, padding=1, count_include_pad=False),
+        "max_pool_3x3": lambda _C, stride, _affine: nn.MaxPool2d(3, stride, padding=1),
+        "avg_pool_3x3": lambda _C, stride, _affine: nn.AvgPool2d(
+            3, stride, padding=1, count_include_pad=False
+        ),
         "skip_connect": lambda C, stride, affine: (
             Identity() if stride == 1 else FactorizedReduce(C, C, affine)
         ),

@@ -14,10 +14,9 @@ from nxcore.nas import mixture, node, points, taking, whole
 from nxcore.nas.audit import Audit, Count
 from nxcore.nas.blend import ENDS
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
-from nxcore.nas.mixed import PART
 from nxcore.nas.mixture import TAKES
 from nxcore.nas.taking import TAKING, Folded, Taking, before, folded, sharing
-from nxcore.nas.watch import AUDIT, LEFT
+from nxcore.nas.watch import AUDIT, LEFT, PART
 from nxcore.nn import Part, Swap, watching
 from nxcore.nn.exchange import PATCHED, become, patched
 from nxcore.nn.swap import exchanged, restore
@@ -102,7 +101,7 @@ def _take_lists(model: nn.Module, swap: Swap, *, graphs: bool) -> None:
     """Let modules whose own code may weight outputs of lists of operations be taken at their first calls."""
     within, trials = set[int](), dict[Any, Any]()
     for name, module in reversed([*model.named_modules()]):
-        if isinstance(module, LISTS) or _ours(module) or type(module).__module__.startswith("torch."):
+        if isinstance(module, LISTS) or type(module).__module__.startswith(("torch.", "nxcore.")):
             continue
         if hasattr(type(module), PATCHED):
             within |= {id(m) for m in module.modules()}
@@ -128,7 +127,7 @@ def _take_points(model: nn.Module, swap: Swap) -> None:
         within |= {id(m) for m in module.modules()}
         if hasattr(type(module), PATCHED):
             continue
-        count = counts.setdefault(structure(module) or name, Count())
+        count = counts.setdefault(structure(module) or name, Count(type(module)))
         swap.replaced[name] = _replace(module, points.forward)
         swap.left.pop(name, None)
         watch = points.watch_of(module)
@@ -139,11 +138,11 @@ def _take_points(model: nn.Module, swap: Swap) -> None:
 def replays(model: nn.Module) -> dict[str, str]:
     """Return, for each cell and mixed operation by name, whether training replays CUDA graphs, and why.
 
-    Included are the cells of a ``SearchNetwork``, each ``MixedOp`` outside a cell, and modules that ``patch``
-    replaced; and a patched model, if its own calls may be replayed in place of those of its cells.
+    Included is a patched model, if its own calls may be replayed in place of those of its cells.
 
-    >>> nas.replays(torch.nn.Sequential(nas.MixedOp(4, 1)))
-    {'0': 'runs: no call in training yet'}
+    >>> net = nas.SearchNetwork(2, layers=1, steps=1, multiplier=1)
+    >>> nas.replays(net)["cells.0"]
+    'runs: no call in training yet'
     """
     states = ((name, _state(module)) for name, module in model.named_modules())
     found = {name: state for name, state in states if state}
@@ -192,7 +191,7 @@ def _held(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _ours(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("nxcore.")
+    return type(module).__module__.startswith("nxcore.nn.")
 
 
 def _of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:

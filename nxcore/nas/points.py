@@ -137,11 +137,6 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return before(self, *args, **kwargs)
 
 
-def served(op: nn.Module, x: Tensor) -> Tensor | None:
-    """Return the result of an operation of this package in training; None where its own layers are to run."""
-    return None if torch.compiler.is_compiling() else _trained(layers_of(op), x)
-
-
 def _trained(layers: Layers | None, x: Any) -> Tensor | None:
     return convolved(layers, x) if layers is not None and layers.norm.training else None
 

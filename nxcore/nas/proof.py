@@ -61,7 +61,7 @@ def sums(module: nn.Module, holder: nn.Module, length: int, reads: Reads, *, lis
 
 def zeros(op: nn.Module) -> Reads | None:
     """Return what an operation without tensors reads, if it returns zeros; None if it may not."""
-    if type(op).__module__.startswith(("torch.", "nxcore.")):
+    if type(op).__module__.startswith(("torch.", "nxcore.nn.")):
         return None
     if any(True for _ in (*op.parameters(), *op.buffers(), *op.children())):
         return None

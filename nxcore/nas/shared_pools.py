@@ -8,8 +8,7 @@ same batch.
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,8 +18,8 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.branches import reader_of
-from nxcore.graphs.hooks import hooked, saving
-from nxcore.graphs.late import late
+from nxcore.graphs.hooks import hooked
+from nxcore.interop.internals import saved_tensor_hooks
 from nxcore.nas.pending import version
 from nxcore.nn import BatchNorm2d
 from nxcore.nn.exchange import awake
@@ -47,51 +46,16 @@ class _Made:
         return reader_of(self._out)
 
 
-Place = tuple[int, int]
-"""The row of an edge, and the index of an operation on it."""
-
-
-def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int, dict[int, Tensor]]:
-    """Return the outputs of the pools that can be shared, by edge and operation.
-
-    Parameters
-    ----------
-    x : Tensor
-        Shape (N, C, H, W): the state that all candidates read.
-    candidates : iterable of ((int, int), Module)
-        Operations that read ``x`` in this step, of any kind. Shared are those that are a ``Sequential`` of a
-        pool and a ``BatchNorm2d`` in training, without an affine part and hooks, that tracks its statistics
-        with a momentum. The values of running statistics do not matter: training only updates them.
-
-    Returns
-    -------
-    dict of int to dict of int to Tensor
-        The shared outputs; the edge computes the others.
-    """
-    groups: defaultdict[Any, list[tuple[Place, Any]]] = defaultdict(list)
-    for place, module in candidates:
-        if (key := _key(module)) is not None:
-            groups[key].append((place, module))
-    outputs: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
-    for members in groups.values():
-        pool = members[0][1][0]
-        made = _normalised(pool(reader_of(x)), members[0][1][1])
-        with contextlib.nullcontext() if is_compiling() else late():
-            for _, (_, bn) in members:
-                made.track(bn)
-        for (row, i), _ in members:
-            outputs[row][i] = made.read()
-    return outputs
-
-
-SHARED: ContextVar[dict[Any, tuple[Tensor, _Made]] | None] = ContextVar("nxcore_shared", default=None)
-"""The pools of the cell's call in progress, by tensor and kind."""
+SHARED: ContextVar[tuple[dict[Any, tuple[Tensor, _Made]], Any] | None] = ContextVar(
+    "nxcore_shared", default=None
+)
+"""The pools of the cell's call in progress, by tensor and kind, and the hooks on what it saves."""
 
 
 @contextlib.contextmanager
 def sharing(*, on: bool = True) -> Iterator[None]:
     """Let operations within the block that read one tensor share their pools, or none of them."""
-    token = SHARED.set({} if on else None)
+    token = SHARED.set(({}, saved_tensor_hooks()) if on else None)
     try:
         yield
     finally:
@@ -108,9 +72,12 @@ def shared(x: Tensor, module: nn.Module) -> Tensor | None:
     module : Module
         An operation of the edge. Its running statistics are updated.
     """
-    known = None if type(module) is not nn.Sequential or is_compiling() else SHARED.get()
-    key = None if known is None else _key(module)
-    if known is None or key is None or saving():  # a checkpoint of an edge computes its pools again
+    scope = None if type(module) is not nn.Sequential or is_compiling() else SHARED.get()
+    key = None if scope is None else _key(module)
+    if scope is None or key is None:
+        return None
+    known, hooks = scope
+    if saved_tensor_hooks() != hooks:  # a checkpoint of an edge computes its pools again
         return None
     place = id(x), version(x), key, torch.is_grad_enabled(), torch.is_autocast_enabled(x.device.type)
     pool, bn = module.children()

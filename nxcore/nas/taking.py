@@ -24,10 +24,9 @@ from nxcore.nas import group, shared_pools
 from nxcore.nas.audit import Audit, Count
 from nxcore.nas.comparison import aside, difference, part, twin_of, usual
 from nxcore.nas.lists import WRITES, ZEROS, Scope, lists_of, unwatched, watched, within, zeros_of
-from nxcore.nas.mixed import PART
 from nxcore.nas.reading import Reads
 from nxcore.nas.recording import Recording
-from nxcore.nas.watch import AUDIT, LEFT, Watch
+from nxcore.nas.watch import AUDIT, LEFT, PART, Watch
 from nxcore.nn import Part, Swap
 from nxcore.nn.exchange import PATCHED, become
 
@@ -303,9 +302,8 @@ def _trial(
             return f"with one operator for its weighted sums, {why}"
         if not summed:
             return "it does not add up outputs of its lists, each multiplied by a weight without dimensions"
-    return [
-        (place, id(held) in scope.written) for held, place in lists.items() if id(held) in summed
-    ], Count()
+    found = [(place, id(held) in scope.written) for held, place in lists.items() if id(held) in summed]
+    return found, Count(type(module))
 
 
 def _summed(module: nn.Module, *args: Any, found: set[int], **kwargs: Any) -> Any:

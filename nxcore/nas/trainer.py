@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -117,7 +118,7 @@ class Trainer:
             return self._mutate(mutation)
         started, phase = time.perf_counter(), self.phase
         lr = self._anneal()
-        with threads(self.preset.threads if self.device.type == "cpu" else None):
+        with self._threads():
             sums = self._retrained() if phase == "retraining" else self._searched(moves=phase == "search")
         if phase == "search" and not self._skipped():
             self.genotype = self.arch.genotype()
@@ -239,6 +240,9 @@ class Trainer:
         if state["cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
+    def _threads(self) -> AbstractContextManager[None]:
+        return threads(self.preset.threads if self.device.type == "cpu" else None)
+
     def _architecture(self, steps: int, multiplier: int) -> None:
         """Make an architecture and its optimizer."""
         p = self.preset
@@ -259,9 +263,10 @@ class Trainer:
         assert isinstance(self.net, SearchNetwork)  # noqa: S101  true in every search
         as_first(self.net)
         optimizers = self.optimizer, self.arch_optimizer
-        generator = torch.Generator().manual_seed(self.seed + self._mutated)
+        rng = torch.Generator().manual_seed(self.seed + self._mutated)
         images = self.data.validation.images[:CHUNK].to(self.device)
-        self.net, self.arch, difference = mutate(mutation, self.net, self.arch, optimizers, images, generator)
+        with self._threads():
+            self.net, self.arch, difference = mutate(mutation, self.net, self.arch, optimizers, images, rng)
         self._mutated += 1
         self._renew_passes()
         count = sum(p.numel() for p in self.net.parameters())
@@ -286,19 +291,16 @@ class Trainer:
 
     def _enter(self, phase: Phase, C: int | None = None, inserted: Sequence[int] = ()) -> None:
         """Begin a phase with a new network; a supernet may have grown."""
-        p = self.preset
-        self.phase, self.epoch, self._began_s = phase, 0, self.spent_s
+        p, self.phase, self.epoch, self._began_s = self.preset, phase, 0, self.spent_s
         classes, channels = len(self.data.classes), self.data.train.images.shape[1]
-        net: nn.Module
-        if phase == "retraining":
-            net = EvalNetwork(
-                self.genotype, p.retrain_C, classes, layers=p.retrain_layers, in_channels=channels
-            )
-        else:
-            sizes = C or p.C, classes, p.layers, self.arch.steps, self.arch.multiplier
-            space: dict[str, Any] = {"primitives": p.primitives, "mode": p.mode, "inserted": inserted}
-            net = SearchNetwork(*sizes, **space, in_channels=channels)
-        self.net = net.to(self.device)
+        with self._threads():  # trials of a patch are small
+            if phase == "retraining":
+                self.net = EvalNetwork(self.genotype, p.retrain_C, classes, p.retrain_layers, 3, channels)
+            else:
+                sizes = C or p.C, classes, p.layers, self.arch.steps, self.arch.multiplier
+                space: dict[str, Any] = {"primitives": p.primitives, "mode": p.mode, "inserted": inserted}
+                self.net = SearchNetwork(*sizes, **space, in_channels=channels)
+        self.net.to(self.device)
         self._renew_passes()
         fused = self.device.type == "cuda" or None  # 1,400 weights, in a few launches
         self.optimizer = torch.optim.SGD(
@@ -318,8 +320,7 @@ class Trainer:
         return p.retrain_epochs if self.phase == "retraining" else p.warmup + p.epochs
 
     def _batches(self, part: Split, size: int) -> Iterator[Split]:
-        share = max(1, size // self.world)
-        return self._feed.batches(part, share, rank=self.rank, world=self.world)
+        return self._feed.batches(part, max(1, size // self.world), rank=self.rank, world=self.world)
 
     def _ends_s(self) -> float:
         return self.preset.budget_s / (1 if self.phase == "retraining" else 2)
@@ -354,8 +355,7 @@ class Trainer:
                 self.arch_optimizer.step()
                 of_architecture.add(found.loss, found.scores, validation.labels)
             self._learn(batch, of_weights)
-        loss, accuracy = of_weights.read()
-        row = {"loss": loss, "accuracy": accuracy}
+        row = dict(zip(("loss", "accuracy"), of_weights.read(), strict=True))
         if moves:
             row["validation_loss"], row["validation_accuracy"] = of_architecture.read()
         return row

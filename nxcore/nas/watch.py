@@ -12,6 +12,9 @@ from torch import nn
 
 from nxcore.graphs.structure import CONSTANTS
 
+PART = "_nxcore_part"
+"""The attribute that holds the ``Part`` of a module."""
+
 AUDIT = "_nxcore_audit"
 """The attribute of a module that was taken: its ``Audit``."""
 

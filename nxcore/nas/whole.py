@@ -13,9 +13,8 @@ from torch import nn
 
 from nxcore.graphs.reads import Held, Unclear, reads_of
 from nxcore.graphs.whole import Whole
-from nxcore.nas.mixed import PART
 from nxcore.nas.taking import TAKING, Folded, folded
-from nxcore.nas.watch import LEFT
+from nxcore.nas.watch import LEFT, PART
 from nxcore.nn import Part, watching
 from nxcore.nn.exchange import PATCHED, Plain, become, patched
 from nxcore.nn.whole import ModelWhole, whole_for

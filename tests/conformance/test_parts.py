@@ -15,7 +15,7 @@ import nxcore
 from nxcore import nas
 from nxcore.graphs import together
 from nxcore.graphs.part import MET
-from nxcore.nas import whole
+from nxcore.nas import mixed, whole
 from nxcore.nn import Part
 from tests.nas import darts
 from tests.nas.switches import switch
@@ -196,15 +196,16 @@ def test_there_is_room_for_another_after_all_were_dropped(part_has) -> None:
 
 def test_a_mixed_operation_by_itself_is_replayed() -> None:
     torch.manual_seed(0)
-    own = nas.MixedOp(8, 1).to(CUDA)
+    own = mixed.Blend(8, 1).to(CUDA)
     plain = copy.deepcopy(own)
+    nas.patch(own)
     plain.eval()  # in which nothing is replayed
     for m in plain.modules():
         m.training = isinstance(m, nn.BatchNorm2d)  # and all is as in training
     for turn in range(MET + 4):
         x = torch.randn(8, 8, 16, 16, device=CUDA)
-        logits = torch.randn(8, device=CUDA)
-        for got, want in zip(outcome(own, x, logits), outcome(plain, x, logits), strict=True):
+        weights = torch.rand(8, device=CUDA)
+        for got, want in zip(outcome(own, x, weights), outcome(plain, x, weights), strict=True):
             assert float((got - want).norm()) <= 1e-3 * float(want.norm()), f"in turn {turn}"
     assert nas.replays(own)[""].startswith("replays")
 

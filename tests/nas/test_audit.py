@@ -102,7 +102,7 @@ def test_a_repeated_call_has_no_effects(monkeypatch):
 
 
 def test_the_rate_falls_to_a_floor():
-    count, due = Count(), []
+    count, due = Count(object), []
     while len(due) < 15:
         count.calls = count.due
         due.append(count.calls)

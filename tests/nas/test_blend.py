@@ -13,12 +13,11 @@ from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.graphs.raw import Raw
 from nxcore.nas import blend
-from nxcore.nas.mixed import PART
+from nxcore.nas.watch import PART
 from nxcore.nn import modules, sequential
 from tests.nas import darts
 from tests.nas.switches import switch
-from tests.nas.test_network import SMALL
-from tests.nas.test_replays import agree, launches, taped
+from tests.nas.test_replays import launches
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
 from tests.stand_ins import stand_in
@@ -140,23 +139,6 @@ def test_an_operation_must_return_what_its_norm_did():
     raw = Raw(norm, norm)
     assert raw(x) is x is raw.left
     assert Raw(lambda x: 2 * x, norm)(x).equal(2 * x)
-
-
-@pytest.mark.slow
-def test_our_own_network_has_one_sum_a_node(summed):
-    torch.manual_seed(0)
-    plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
-    own.load_state_dict(plain.state_dict())
-    vars(own)[PART].leave("cells are replayed one by one")
-    tape = taped(own)
-    agree(plain, own, MET + 2)
-    calls = [args for lines in tape.lines for func, args, *_ in lines if "aten.mul" in str(func)]
-    assert not [args for args in calls if args[1:] and type(args[1]) is float], "none isn't run"
-    states = nas.replays(own)
-    del states[""]
-    assert all(state.startswith("replays") and "one by one" not in state for state in states.values())
-    nodes = [[2 * NORMED, 3 * NORMED], [2 * (NORMED + 1), 2 * (NORMED + 1) + NORMED]]
-    assert {tuple(summed[i : i + 2]) for i in range(0, len(summed), 2)} == set(map(tuple, nodes))
 
 
 @pytest.mark.slow

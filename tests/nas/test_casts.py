@@ -8,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nxcore
-from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.nas import blend, casts, group
 from tests.nas import darts
@@ -91,24 +90,6 @@ def test_with_norms_in_sums_only_nodes_are_rounded(served, summed, half, reducti
     assert waiting.norms
     assert summed == [{torch.float32}] * 2, "a sum for each node"
     assert served.forward == COUNTS
-    assert made.counts == CASTS
-    near(got, want, exact)
-
-
-def test_our_own_cell_with_norms_in_sums_shares_pools_in_float32(served, summed, monkeypatch):
-    torch.manual_seed(0)
-    plain, s0, logits = nas.Cell(2, 2, 4, 4, 4, True, False), torch.randn(2, 4, 8, 8), torch.randn(5, 8)
-    args = [s0, s0 + 1, logits]
-    own = copy.deepcopy(plain)
-    for net in (plain, own):
-        net(*args)
-    exact = outcome([copy.deepcopy(plain).double()], [t.double() for t in args])
-    with monkeypatch.context() as patch:
-        switch(patch, blend, on=False)
-        want = outcome([plain], args, torch.bfloat16)
-    with late(own), Casts() as made:
-        got = outcome([own], args, torch.bfloat16)
-    assert summed == [{torch.float32}] * 2
     assert made.counts == CASTS
     near(got, want, exact)
 
@@ -199,18 +180,3 @@ def test_half_types_are_those_of_autocast():
     with torch.autocast("cpu", torch.float16):
         assert casts.half_of(x) is torch.float16
         assert casts.half_of(x.double()) is None
-
-
-def test_our_own_cell_has_dtypes_and_errors_of_one_without_groups(served):
-    torch.manual_seed(0)
-    apart = nas.Cell(2, 2, 4, 4, 4, False, False)
-    together, s0, logits = copy.deepcopy(apart), torch.randn(2, 4, 8, 8), torch.randn(5, 8)
-    args = [s0, s0 + 1, logits]
-    for net in (apart, together):
-        net(*args)
-    exact = outcome([copy.deepcopy(apart).double()], [t.double() for t in args])
-    want = outcome([apart], args, torch.bfloat16)
-    with late(together) as waiting:
-        got = outcome([together], args, torch.bfloat16)
-    assert waiting.grouped == sum(COUNTS)
-    near(got, want, exact)

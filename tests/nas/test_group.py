@@ -14,12 +14,11 @@ from nxcore.graphs import together
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.nas import blend, group, level
-from nxcore.nas.mixed import PART
+from nxcore.nas.watch import PART
 from tests.nas import darts, spaces
 from tests.nas.grouped import BACKWARD, COUNTS, FORWARD, cell, cells, first, given, met, same
 from tests.nas.switches import switch
-from tests.nas.test_network import SMALL
-from tests.nas.test_replays import agree, launches, taped
+from tests.nas.test_replays import launches
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
 from tests.stand_ins import stand_in
@@ -105,24 +104,6 @@ def test_both_are_on_by_default(served, as_by_default, blend_has):
     state = nas.replays(net)["0"]
     assert "; 12 separable convolutions take 4 calls" in state
     assert "norms are computed with sums of their results" in state
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sums", [False, True])
-def test_our_own_network_has_its_convolutions_together(served, monkeypatch, blend_has, sums):
-    switch(monkeypatch, blend, on=sums)
-    by_kernel = SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum"))
-    blend_has(_sum=lambda: by_kernel)
-    torch.manual_seed(0)
-    plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
-    own.load_state_dict(plain.state_dict())
-    taped(own)
-    vars(own)[PART].leave("cells are replayed one by one")
-    agree(plain, own, MET + 2)
-    states = nas.replays(own)
-    del states[""]
-    assert all("; 30 separable convolutions take 6 calls" in state for state in states.values())
-    assert served.forward == COUNTS * (len(served.forward) // len(COUNTS))
 
 
 def test_second_derivatives_are_those_of_the_plain_cell(served):

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.nas import chains, group, level
 from tests.nas import darts
@@ -226,15 +225,3 @@ def test_with_hooks_on_saved_tensors_each_runs_by_itself(served):
     with late(patched[0]) as waiting:
         patched[0](*args)
     assert served.forward == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on", [False, True])
-def test_a_compiler_sees_our_own_cell_as_it_is(monkeypatch, on):
-    switch(monkeypatch, group, on=on)
-    torch.manual_seed(0)
-    own = nas.Cell(1, 1, 4, 4, 4, False, False)
-    s, logits = torch.randn(2, 4, 6, 6), torch.randn(2, 8)
-    want = own(s, s, logits)
-    compiled = torch.compile(own, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(s, s, logits), want)

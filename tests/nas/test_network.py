@@ -1,9 +1,13 @@
 """Our supernet is the paper's: names, numbers, gradients, running statistics."""
 
+import copy
+import io
+
 import pytest
 import torch
 
 import nxcore
+from nxcore import nas
 from nxcore.errors import InvalidInputError
 from nxcore.nas import (
     OPS,
@@ -51,6 +55,35 @@ def test_scores_gradients_and_running_statistics_are_the_plain_networks():
     counts = [v for k, v in ours.state_dict().items() if k.endswith("num_batches_tracked")]
     assert counts
     assert all(int(c) == 1 for c in counts)
+
+
+def classes(net):
+    return [type(m) for m in net.modules()]
+
+
+def test_its_code_is_torchs_which_a_patch_makes_fast_and_a_copy_from_a_file_is_patched_too():
+    net, held = SearchNetwork(**SMALL), io.BytesIO()
+    fast = classes(net)
+    torch.save(net, held)
+    for other in (copy.deepcopy(net), torch.load(io.BytesIO(held.getvalue()), weights_only=False)):
+        assert classes(other) == fast
+        assert nas.replays(other).keys() == nas.replays(net).keys()
+    swap = nas.unpatch(net)
+    assert {"cells.0", "cells.0._ops.0", "cells.0._ops.0._ops.1.0"} <= swap.replaced.keys()
+    plain = {cls for cls in classes(net) if not cls.__module__.startswith("nxcore.nas.")}
+    assert all(cls.__module__.startswith("torch.nn.") for cls in plain)
+
+
+def test_whatever_a_network_becomes_is_patched():
+    whole, alone = set(nas.replays(SearchNetwork(**SMALL))), nas.SearchNetwork(**SMALL, checkpoint=True)
+    assert {f"cells.{i}" for i in range(3)} < whole
+    assert nas.replays(alone) == {}, "a replay runs no code"
+    net = SearchNetwork(**SMALL)
+    net.insert(1)
+    assert set(nas.replays(net)) == whole | {name.replace("cells.2", "cells.3") for name in whole}
+    net.set_rule("top_k")
+    assert nas.replays(net) == {}
+    assert classes(net.cells[0]._ops[0]) == classes(alone.cells[0]._ops[0])
 
 
 def test_in_float32_it_is_as_near_to_the_truth_as_the_plain_network():

@@ -9,25 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from nxcore import nas
 from nxcore.graphs.part import MET
-from nxcore.nas import Cell, Rule, audit
-from nxcore.nas.shared_pools import pooled
+from nxcore.nas import audit
+from nxcore.nas.shared_pools import shared, sharing
 from tests.nas import darts, spaces
-
-POOLS = ("max_pool_3x3", "avg_pool_3x3", "skip_connect")
-
-
-def cell(reduction=False, steps=3, mode="exact"):
-    torch.manual_seed(0)
-    return Cell(steps, steps, 6, 6, 4, reduction, False, POOLS, mode).double()
-
-
-def apart(shared):
-    """Return a copy whose pools are hooked, so that every edge computes its own."""
-    other = copy.deepcopy(shared)
-    for m in other.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            m.register_forward_hook(lambda *_: None)
-    return other
+from tests.nas.test_network import SMALL
 
 
 def pools_run(net, *args):
@@ -43,68 +28,6 @@ def pools_run(net, *args):
         for name in names:
             del net.get_submodule(name).forward
     return len(count), out
-
-
-@pytest.mark.parametrize("reduction", [False, True])
-def test_shared_pools_give_the_same_outputs_gradients_and_statistics(reduction):
-    shared = cell(reduction)
-    each = apart(shared)
-    for _ in range(3):
-        x = [torch.randn(2, 6, 8, 8, dtype=torch.float64) for _ in range(2)]
-        found = []
-        for net in (shared, each):
-            inputs = [t.clone().requires_grad_() for t in x]
-            logits = torch.linspace(-1, 1, 27).double().view(9, 3).requires_grad_()
-            out = net(*inputs, logits)
-            net.zero_grad()
-            (out.square() * torch.arange(out.numel()).view(out.shape)).mean().backward()
-            grads = [t.grad for t in (*inputs, logits, *net.parameters())]
-            found.append((out, grads))
-            with torch.no_grad():
-                for p in net.parameters():
-                    p.sub_(0.1 * p.grad)
-        torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
-    assert int(shared.state_dict()["_ops.0._ops.0.1.num_batches_tracked"]) == 3
-    shared.eval()
-    each.eval()
-    torch.testing.assert_close(shared(*x, logits), each(*x, logits))
-    torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
-
-
-def test_a_papers_cell_runs_ten_pools_of_twenty_eight():
-    args = torch.randn(2, 6, 4, 4).double(), torch.randn(2, 6, 4, 4).double(), torch.zeros(14, 3).double()
-    shared = cell(steps=4)
-    assert pools_run(shared, *args)[0] == 10
-    assert pools_run(shared.eval(), *args)[0] == 28, "in eval every batch norm applies its own statistics"
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_only_the_batch_norms_that_ran_are_updated_and_two_calls_share_a_backward(k):
-    shared = cell(mode=Rule("top_k", k=k))
-    each = apart(shared)
-    torch.manual_seed(1)
-    x = [torch.randn(2, 6, 4, 4, dtype=torch.float64) for _ in range(2)]
-    # Other operations in the second call: a batch norm is updated in between, whose output is still needed.
-    both = [torch.randn(9, 3, dtype=torch.float64) for _ in range(2)]
-    found = []
-    for net in (shared, each):
-        sum(net(*x, logits).square().mean() for logits in both).backward()
-        found.append([p.grad for p in net.parameters()])
-    torch.testing.assert_close(found[0], found[1])
-    torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
-    counts = {int(v) for name, v in shared.state_dict().items() if name.endswith(".1.num_batches_tracked")}
-    assert counts == {0, 1, 2}
-
-
-def test_statistics_that_differ_stay_each_edges_own():
-    shared = cell()
-    for i, mixed in enumerate(shared._ops):
-        mixed._ops[0][1].running_mean.fill_(i)
-    each = apart(shared)
-    args = torch.randn(2, 6, 4, 4).double(), torch.randn(2, 6, 4, 4).double(), torch.zeros(9, 3).double()
-    torch.testing.assert_close(shared(*args), each(*args))
-    torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
 
 
 def normed(pool=None, **options):
@@ -124,7 +47,8 @@ ALONE = {
 
 @pytest.mark.parametrize("name", ALONE)
 def test_what_isnt_alike_in_training_stays_the_edges_own(name):
-    assert pooled(torch.randn(2, 2, 4, 4), [((0, 0), ALONE[name]), ((1, 0), ALONE[name])]) == {}
+    with sharing():
+        assert shared(torch.randn(2, 2, 4, 4), ALONE[name]) is None
 
 
 @pytest.mark.parametrize(
@@ -132,9 +56,21 @@ def test_what_isnt_alike_in_training_stays_the_edges_own(name):
     [normed(momentum=0.5), normed(eps=1.0), normed(nn.MaxPool2d(5, 1, 2)), normed(nn.AvgPool2d(3, 1, 1))],
 )
 def test_what_differs_isnt_shared(other):
-    found = pooled(torch.randn(2, 2, 4, 4), [((0, 0), normed()), ((1, 0), other), ((2, 0), normed())])
-    assert found[0][0] is found[2][0]
-    assert found[1][0] is not found[0][0]
+    x = torch.randn(2, 2, 4, 4)
+    with sharing():
+        one, differs, same = (shared(x, op) for op in (normed(), other, normed()))
+    assert one.untyped_storage().data_ptr() == same.untyped_storage().data_ptr()
+    assert one.untyped_storage().data_ptr() != differs.untyped_storage().data_ptr()
+
+
+def test_a_network_shares_pools_in_training_and_where_its_cells_are_computed_again(monkeypatch):
+    monkeypatch.setattr(audit, "FIRST", 1000)  # a repeated call has pools of its own
+    torch.manual_seed(0)
+    x, logits = torch.randn(2, 3, 8, 8), torch.zeros(2, 5, 8)
+    for options in ({}, {"checkpoint": True}):
+        net = nas.SearchNetwork(**SMALL, **options)
+        assert pools_run(net, x, *logits)[0] == 3 * 2 * 3, "a cell of two nodes has three states with readers"
+        assert pools_run(net.eval(), x, *logits)[0] == 3 * 2 * 5
 
 
 @pytest.mark.parametrize(

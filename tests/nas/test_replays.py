@@ -12,7 +12,7 @@ from nxcore.graphs import branches, graphed, together
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.nas import whole
-from nxcore.nas.mixed import PART
+from nxcore.nas.watch import PART
 from nxcore.nn import modules, sequential
 from nxcore.spec.sums import sums_of
 from tests.nas import darts
@@ -115,27 +115,28 @@ def test_without_graphs_nothing_is_replayed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one_by_one", [False, True])
-def test_our_own_network_is_replayed_until_another_rule_is_set(one_by_one):
+def test_our_own_network_is_replayed_until_another_rule_is_set(monkeypatch):
+    switch(monkeypatch, whole, on=True)
     torch.manual_seed(0)
     plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
     own.load_state_dict(plain.state_dict())
     tape = taped(own)
-    if one_by_one:
-        vars(own)[PART].leave("cells are replayed one by one")
     agree(plain, own, MET + 2)
     states = nas.replays(own)
-    assert states.pop("").startswith("runs" if one_by_one else "replays")
-    said = "replays" if one_by_one else "runs: an enclosing part is captured"
-    assert all(state.startswith(said) for state in states.values())
+    assert states.pop("").startswith("replays")
+    assert all(state.startswith("runs: an enclosing part is captured") for state in states.values())
     before = tape.replayed
     own.set_rule("argmax")
+    assert nas.replays(own) == {}
     x, logits = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
     own(x, *logits)
     assert tape.replayed == before
     own.set_rule("exact")
     own.load_state_dict(plain.state_dict())  # which that call has changed
-    agree(plain, own, 1)
+    tape = taped(own)
+    agree(plain, own, MET + 2)
+    assert nas.replays(own)[""].startswith("replays")
+    assert tape.replayed
     other = copy.deepcopy(own)
     assert all(state == "runs: no call in training yet" for state in nas.replays(other).values())
 
@@ -152,13 +153,8 @@ def ours(branches_has, modules_has):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [False, True])
-def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(ours, own):
+def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(ours):
     plain, net = networks()
-    if own:
-        net = nas.SearchNetwork(**SMALL).double()
-        net.load_state_dict(plain.state_dict())
-        vars(net)[PART].leave("cells are replayed one by one")
     tape = taped(net)
     agree(plain, net, MET + 2)
     assert all(nas.replays(net)[f"cells.{i}"].startswith("replays") for i in range(3))
@@ -168,8 +164,7 @@ def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(o
     assert norms > 3 * 30
     assert launches(tape, "aten.add_.Tensor") == 0
     assert launches(tape, "select_backward") == 0
-    most = 3 * (20 if own else 15)  # shared pools of a state have several readers
-    assert launches(tape, "aten.add.Tensor") <= most, "5 edges of a cell, 6 additions each, were more"
+    assert launches(tape, "aten.add.Tensor") <= 3 * 15, "5 edges of a cell, 6 additions each, were more"
 
 
 @pytest.mark.slow
@@ -292,25 +287,6 @@ def test_operations_that_write_into_their_input_are_given_the_tensor_itself():
     assert not [name for name in vars(patched[0]) if name.startswith("_nxcore")]
 
 
-def test_a_mixed_operation_by_itself_is_replayed():
-    torch.manual_seed(0)
-    own = nas.MixedOp(4, 1).double()
-    plain = copy.deepcopy(own)
-    vars(plain).pop(PART)
-    tape = taped(own)
-    for turn in range(MET + 3):
-        x, logits = torch.randn(2, 4, 6, 6).double(), torch.randn(8).double()
-        for got, want in zip(outcome(own, x, logits), outcome(plain, x, logits), strict=True):
-            torch.testing.assert_close(got, want, msg=f"in turn {turn}")
-    torch.testing.assert_close(own.state_dict(), plain.state_dict())
-    assert nas.replays(own)[""].startswith("replays")
-    before = tape.replayed
-    own(x, weights=logits.softmax(0))
-    own(x, logits, outputs={1: x})
-    assert tape.replayed == before, "a replay is of logits alone"
-    assert nas.replays(nas.SearchNetwork(**SMALL)).keys() == {"", "cells.0", "cells.1", "cells.2"}
-
-
 @pytest.mark.slow
 def test_a_compiler_sees_a_patched_cell_as_it_is():
     plain, patched = networks()
@@ -321,7 +297,7 @@ def test_a_compiler_sees_a_patched_cell_as_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [None, "whole", {}, {"checkpoint": True}])
+@pytest.mark.parametrize("own", [None, "whole", {"checkpoint": True}])
 def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(
     ours, own, monkeypatch, graphed_has, cuda_answers
 ):

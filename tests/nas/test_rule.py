@@ -250,7 +250,7 @@ def test_a_decision_stays_until_the_next():
     assert torch.equal(net(x, steep, steep), part), "an eighth is below high"
     net.set_rule("exact")
     torch.testing.assert_close(net(x, steep, steep), whole)
-    assert all(m.mode == "exact" for m in net.modules() if isinstance(m, MixedOp))
+    assert [cell.rule.mode for cell in net.cells] == ["exact"] * 2
 
 
 @pytest.mark.parametrize(

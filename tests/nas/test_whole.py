@@ -16,7 +16,7 @@ from nxcore.graphs.capture import Capture
 from nxcore.graphs.part import SETTLED
 from nxcore.measure import collection
 from nxcore.nas import whole
-from nxcore.nas.mixed import PART
+from nxcore.nas.watch import PART
 from tests.nas import darts
 from tests.nas.switches import switch
 from tests.nas.test_replays import agree, taped

@@ -4,7 +4,7 @@ import pytest
 
 from nxcore.graphs.recorder import Pool
 from nxcore.nas import whole
-from nxcore.nas.mixed import PART
+from nxcore.nas.watch import PART
 from tests.nas.switches import switch
 from tests.nas.test_whole import captured
 

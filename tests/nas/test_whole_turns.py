@@ -11,7 +11,7 @@ from nxcore.context import PREFERENCE, Purpose
 from nxcore.graphs import whole as of_graphs
 from nxcore.graphs.measured import MORE
 from nxcore.graphs.part import MET, SETTLED
-from nxcore.nas.mixed import PART
+from nxcore.nas.watch import PART
 from nxcore.nn import watching
 from nxcore.nn.groups import Groups
 from tests.nas import darts

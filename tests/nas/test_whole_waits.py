@@ -13,7 +13,8 @@ from nxcore.graphs import interim, whole
 from nxcore.graphs.capture import Capture
 from nxcore.graphs.ledger import PLAIN, Ledger
 from nxcore.graphs.whole import Whole
-from nxcore.nas.mixed import PART, MixedOp
+from nxcore.nas.mixed import MixedOp
+from nxcore.nas.watch import PART
 from nxcore.session import default
 from tests.nas.test_replays import agree, taped
 from tests.nas.test_whole import taken
