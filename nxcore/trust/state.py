@@ -285,7 +285,9 @@ def _difference(name: str, was: Any, now: Any) -> str:
         return f"{name} has changed"
     if isinstance(was, dict):
         part = next(k for k in {**was, **now} if was.get(k) != now.get(k))
-        name, was, now = f"{name.removesuffix('()')}[{part!r}]", was.get(part), now.get(part)
+        values = (os.fsdecode(v) if isinstance(v, bytes) else v for v in (part, was.get(part), now.get(part)))
+        part, was, now = values
+        name = f"{name.removesuffix('()')}[{part!r}]"
     elif isinstance(was, list):
         missing, added = ([v for v in a if v not in b] for a, b in ((was, now), (now, was)))
         was, now = f"{len(was)} of them", f"{len(now)}, such as {(added or missing or now)[:1]}"
