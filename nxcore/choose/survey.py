@@ -83,7 +83,7 @@ class Survey:
     Parameters
     ----------
     surveyor : Workers, optional
-        The process that measures; without it no problem is taken.
+        The processes that measure; without them no problem is taken.
     changed : callable
         Called once all problems are measured: plans must be made again.
 
@@ -189,11 +189,12 @@ class Survey:
         return True
 
     def prepare(self, device: torch.device) -> None:
-        """Start the process before there is a problem for it: that takes it some seconds."""
+        """Start the processes before there is a problem for them: that takes them some seconds."""
         surveyor, first, self._prepared = self._surveyor, not self._prepared, True
         if surveyor is not None and surveyor.most and first and not self._asked and device.type in DEVICES:
             request = {"prepare": device.index or 0}
-            surveyor.add(Task(request, lambda answer: self._budget().charge(COST[1] * answer.seconds)))
+            for _ in range(surveyor.most):
+                surveyor.add(Task(request, lambda answer: self._budget().charge(COST[1] * answer.seconds)))
 
     def after_fork(self) -> None:
         """Take no problem in a forked child, whose workers are its parent's."""

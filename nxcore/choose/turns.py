@@ -1,7 +1,8 @@
-"""Turns: a device that the program and the process which measures beside it have one after the other.
+"""Turns: a device that the program and the processes which measure beside it have one after the other.
 
-A race beside the program's work takes twice as long, and so does that work. The process says so before a
-race; the program leaves it the device between two replays, and goes on when the race is over.
+A race beside other work takes twice as long, and so does that work. A process says so before a race; the
+program leaves it the device between two replays, and goes on when the race is over. Of two processes, one
+races while the other compiles and verifies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ ASKS, GO, OVER = "waits", "go", "over"
 """The word of the process before a race, the program's answer, and the word of the process after it."""
 
 PATIENCE_S = 0.3
-"""Seconds after which the process races beside the program, which may do anything else between two steps."""
+"""Seconds after which a process races beside the program, which may do anything else between two steps, and
+beside a longer race of another process.
+"""
 
 Say = Callable[[str], object]
 
@@ -32,20 +35,38 @@ class Turns:
     def __init__(self, taken: Callable[[], bool]) -> None:
         self._taken, self._over, self._asks = taken, threading.Event(), threading.Event()
         self._answer: Say | None = None
+        self._lock = threading.Lock()
+        self._racing: Say | None = None  # the process whose race is on or next, and since when
+        self._since = 0.0
+        self._waiting: list[Say] = []
 
     @property
     def asked(self) -> bool:
-        """Whether the process waits for the device."""
+        """Whether a process waits for the device."""
         return self._answer is not None
 
     def heard(self, word: str, answer: Say) -> None:
-        """Note a word of the process; ``answer`` sends it one. Calls are in other threads."""
-        if word == OVER:
-            self._answer = None
-            self._asks.clear()
-            self._over.set()
-        elif self._taken():
-            self._over.clear()
+        """Note a word of a process; ``answer`` sends it one. Calls are in other threads."""
+        with self._lock:
+            if word == ASKS:
+                if self._racing is None or time.monotonic() - self._since > PATIENCE_S:
+                    self._begin(answer)
+                else:
+                    self._waiting.append(answer)
+            elif answer == self._racing:
+                self._racing = self._answer = None
+                self._asks.clear()
+                self._over.set()
+                if self._waiting:
+                    self._begin(self._waiting.pop(0))
+            elif answer in self._waiting:  # it didn't wait any longer
+                self._waiting.remove(answer)
+
+    def _begin(self, answer: Say) -> None:
+        """Have a process race next."""
+        self._racing, self._since = answer, time.monotonic()
+        if self._taken():
+            self._over = threading.Event()
             self._answer = answer
             self._asks.set()
         else:
@@ -60,13 +81,14 @@ class Turns:
 
         That is at most ``most_s``, and none where the process doesn't wait.
         """
-        answer, self._answer = self._answer, None
-        self._asks.clear()
+        with self._lock:
+            (answer, self._answer), over = (self._answer, None), self._over
+            self._asks.clear()
         if answer is None:
             return 0.0
         began = time.monotonic()
         answer(GO)
-        self._over.wait(most_s)
+        over.wait(most_s)
         return time.monotonic() - began
 
 

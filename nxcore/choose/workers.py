@@ -288,11 +288,11 @@ def of(settings: Settings, module: str) -> Workers | None:
 
 
 def measuring(settings: Settings, module: str) -> Workers | None:
-    """Return a worker that has the program's GPUs, and workers of its own; None where cores are few."""
+    """Return two workers that have the program's GPUs, and workers of their own; None where cores are few."""
     most = allowed(settings)
     if most < SEVERAL or not settings.measure:
         return None
     visible = {name: os.environ[name] for name in (VISIBLE,) if name in os.environ}
     given = {name: value for name, value in environment(settings).items() if name != VISIBLE}
     own = given | visible | {"NXCORE_WORKERS": str(most)}
-    return Workers(command(module), own, 1, full=0.0, low=LOWEST)
+    return Workers(command(module), own, 2, full=0.0, low=LOWEST)

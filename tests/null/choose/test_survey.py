@@ -345,7 +345,7 @@ def test_a_measuring_process_has_the_gpus_and_workers(monkeypatch, workers_has, 
     monkeypatch.setenv(workers.VISIBLE, "1")
     workers_has(allowed=lambda settings: 4)
     found = workers.measuring(Settings(cache=tmp_path), "some.module")
-    assert (found.most, found._environment[workers.VISIBLE]) == (1, "1")
+    assert (found.most, found._environment[workers.VISIBLE]) == (2, "1")
     assert found._environment["NXCORE_WORKERS"] == "4"
     assert workers.measuring(Settings(cache=tmp_path, measure=False), "some.module") is None
     workers_has(allowed=lambda settings: 1)

@@ -6,17 +6,23 @@ import sys
 import threading
 import time
 
+import pytest
 import torch
 
 from nxcore.choose.process import Answer, Task
-from nxcore.choose.turns import ASKS, GO, OVER, Turn, Turns
+from nxcore.choose.turns import ASKS, GO, OVER, PATIENCE_S, Turn, Turns
 from nxcore.choose.workers import Workers
 from nxcore.measure import race as racing
 
 
 def test_the_program_leaves_the_device_until_the_race_is_over():
     turns, said, raced = Turns(lambda: True), [], []
-    turn = Turn(lambda word: turns.heard(word, lambda back: (said.append(back), turn.heard(back))), 20.0)
+
+    def back(word):
+        said.append(word)
+        turn.heard(word)
+
+    turn = Turn(lambda word: turns.heard(word, back), 20.0)
 
     def races():
         with turn.alone():
@@ -32,6 +38,41 @@ def test_the_program_leaves_the_device_until_the_race_is_over():
     assert 0.05 <= turns.give(20.0) < 20.0
     thread.join()
     assert (raced, said, turns.asked) == ([1], [GO], False)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_of_two_processes_one_races_at_a_time(taken):
+    turns, said = Turns(lambda: taken), []
+    a, b = (lambda word: said.append("a")), (lambda word: said.append("b"))
+    turns.heard(ASKS, a)
+    turns.heard(ASKS, b)
+    assert turns.give(0.01) == 0.0 or taken
+    assert said == ["a"]
+    turns.heard(OVER, a)
+    assert turns.asked is taken
+    turns.give(0.01)
+    assert said == ["a", "b"]
+    turns.heard(OVER, b)
+    assert not turns.asked
+
+
+def test_a_process_that_waits_no_longer_has_no_turn_later():
+    turns, said = Turns(lambda: False), []
+    a, b = (lambda word: said.append("a")), (lambda word: said.append("b"))
+    for word, who in ((ASKS, a), (ASKS, b), (OVER, b), (OVER, a)):
+        turns.heard(word, who)
+    assert said == ["a"]
+    turns.heard(ASKS, b)
+    assert said == ["a", "b"]
+
+
+def test_a_race_without_an_end_is_waited_for_no_longer():
+    said = []
+    turns = Turns(lambda: False)
+    turns.heard(ASKS, lambda word: None)
+    time.sleep(1.1 * PATIENCE_S)
+    turns.heard(ASKS, said.append)
+    assert said == [GO]
 
 
 def test_it_waits_no_longer_than_is_said():
