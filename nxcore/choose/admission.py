@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from nxcore.errors import MeasurementError
 from nxcore.registry.registry import Registry
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.exits import RAISED, ExitError, blamed
-from nxcore.spec.kernel import Backend, Code, Kernel, Refusal, Verdict
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.spec.shortage import shortage
 from nxcore.trust.gate import Gate, brief, lacked, short
@@ -26,33 +24,6 @@ AGAIN = "unset NXCORE_NO_JIT"
 SILENT = Refusal(
     Code.UNCOMPILED, "NXCORE_NO_JIT is set, and its plugin doesn't announce what it compiles", AGAIN
 )
-
-Answers = dict[tuple[int, int], tuple[Verdict, Kernel, Problem]]
-
-_ANSWERS: ContextVar[Answers | None] = ContextVar("nxcore_answers", default=None)
-
-
-@contextlib.contextmanager
-def once() -> Iterator[None]:
-    """Check once within this block whether a kernel accepts a problem.
-
-    A measurement needs the answer a dozen times, and some kernels lay out their shared memory for it.
-    """
-    token = _ANSWERS.set({})
-    try:
-        yield
-    finally:
-        _ANSWERS.reset(token)
-
-
-def _takes(kernel: Kernel, problem: Problem) -> Verdict:
-    known = _ANSWERS.get()
-    if known is None:
-        return kernel.takes(problem)
-    key = id(kernel), id(problem)
-    if key not in known:
-        known[key] = kernel.takes(problem), kernel, problem  # which live as long as their numbers count
-    return known[key][0]
 
 
 def refusal(
@@ -80,7 +51,7 @@ def refusal(
         return Refusal(Code.CLAIM, "doesn't claim to be deterministic")
     try:
         with registry.waiting(backend, "accepts"):
-            verdict = _takes(kernel, problem)
+            verdict = kernel.takes(problem)
     except RAISED as raised:
         error = blamed(raised)
         if shortage(error):
@@ -91,6 +62,13 @@ def refusal(
     if not (native or jit or kernel.announces):
         return SILENT
     return None if native else gate.refusal(backend, kernel, problem)
+
+
+def refusals(
+    registry: Registry, gate: Gate, kernels: Iterable[tuple[Backend, Kernel]], problem: Problem, *, jit: bool
+) -> list[Refusal | None]:
+    """Return why each of several kernels is rejected for ``problem``."""
+    return [refusal(registry, gate, backend, kernel, problem, jit=jit) for backend, kernel in kernels]
 
 
 def struck(gate: Gate, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:

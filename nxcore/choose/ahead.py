@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 
 import torch
 
-from nxcore.choose.contenders import Contender
+from nxcore.choose.contenders import Candidacy, Contender
 from nxcore.choose.process import Answer
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import SEVERAL, Workers
@@ -37,40 +37,34 @@ def pays(tuner: Tuner) -> bool:
 
 def uncompiled(tuner: Tuner, problem: Problem) -> list[str]:
     """Return the labels of kernels that must be compiled or verified before a call of ``problem``."""
-    return [
-        backend.label(kernel)
-        for backend, kernel in tuner.taking_part(problem.op)
-        if backend.name != "torch"
-        and not tuner.refusal(backend, kernel, problem)
-        and not tuner.registry.probe(backend, kernel).simulated
-        and not on_disk(tuner, backend, kernel, problem)
-    ]
+    others = (c for c in tuner.candidacies(problem) if c.backend.name != "torch")
+    return [c.label for c in others if c.able and not on_disk(tuner, c, problem)]
 
 
-def on_disk(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
+def on_disk(tuner: Tuner, of: Candidacy, problem: Problem) -> bool:
     """Return whether a kernel is verified, and nothing must be compiled for ``problem``."""
-    if not tuner.gate.knows(backend, kernel, problem):
+    if not tuner.gate.knows(of.backend, of.kernel, problem):
         return False
-    if problem.device.type == "cuda" and not kernel.announces:
+    if problem.device.type == "cuda" and not of.kernel.announces:
         return False  # only its toolkit knows
     try:
         with on_disk_alone():
-            with_code(tuner.enter(backend, kernel, problem, (), first=False), problem)
+            with_code(tuner.ready(of, problem), problem)
     except UncompiledError:
         return False
     return True
 
 
-def from_disk(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> Contender | None:
+def from_disk(tuner: Tuner, of: Candidacy, problem: Problem) -> Contender | None:
     """Verify and plan a kernel if nothing must be compiled for that, which takes milliseconds; else None.
 
     A kernel that doesn't announce what it compiles needs no compiler only if it was verified before.
     """
-    if not kernel.announces and not on_disk(tuner, backend, kernel, problem):
+    if not of.kernel.announces and not on_disk(tuner, of, problem):
         return None
     try:
         with on_disk_alone():
-            return with_code(tuner.enter(backend, kernel, problem, (), first=False), problem)
+            return with_code(tuner.ready(of, problem), problem)
     except UncompiledError:
         return None
 
@@ -185,8 +179,8 @@ def without_code(tuner: Tuner, problem: Problem, labels: Collection[str]) -> lis
     """
     if problem.device.type == "cpu":
         return list(labels)
-    owned = _by_label(tuner, problem.op)
-    return [label for label in labels if from_disk(tuner, *owned[label], problem) is None]
+    known = {c.label: c for c in tuner.candidacies(problem)}
+    return [label for label in labels if from_disk(tuner, known[label], problem) is None]
 
 
 def _by_label(tuner: Tuner, op: str) -> dict[str, tuple[Backend, Kernel]]:

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from nxcore.errors import MeasurementError, VerificationError, present
+from nxcore.errors import MeasurementError, present
 from nxcore.measure import busy, race
 from nxcore.measure.decision import Candidate, Decision, decide, settled, winners
 from nxcore.measure.timing import REGIMES, Regime, Timing
 from nxcore.registry.reference import TorchKernel
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
-from nxcore.spec.problem import Problem, TensorMeta, leaves
-from nxcore.trust.form import marked
+from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.trust.gate import brief
 
 AGAIN = "torch again"
@@ -51,6 +50,39 @@ class Contender:
     def races(self) -> bool:
         """Whether its time counts: it can serve the call, and no interpreter runs it."""
         return bool(self.call and not self.candidate.refusal and not self.candidate.simulated)
+
+
+@dataclass(slots=True)
+class Candidacy:
+    """A kernel for a problem, and what is known of both: found once, and handed on.
+
+    Attributes
+    ----------
+    backend, kernel
+        The kernel and its backend.
+    simulated : bool
+        Whether an interpreter or simulator runs it, by its probe.
+    refusal : Refusal, optional
+        Why it is rejected, by the machine, the call or the quarantine.
+    entry : Contender, optional
+        The verified and planned kernel, if it hasn't run yet.
+    """
+
+    backend: Backend
+    kernel: Kernel
+    simulated: bool = False
+    refusal: Refusal | None = None
+    entry: Contender | None = None
+
+    @property
+    def label(self) -> str:
+        """The kernel's name."""
+        return self.backend.label(self.kernel)
+
+    @property
+    def able(self) -> bool:
+        """Whether it may serve the problem."""
+        return not (self.refusal or self.simulated or yardstick(self.kernel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,37 +262,6 @@ def private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
         TensorMeta.of(a).empty() if p.kind == "out" and a is not None else a
         for p, a in zip(problem.spec.params, args, strict=True)
     )
-
-
-def try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
-    """Run the real call once, so that errors are raised here, and check the layout of its result."""
-    with torch.no_grad():
-        result = call(*private_out(problem, args))
-    if not problem.writes:  # otherwise the caller provides the memory
-        check_result(result, problem, args)
-
-
-def check_result(result: Any, problem: Problem, args: tuple[Any, ...]) -> None:
-    """Check that a result has torch's shapes, dtypes and strides, and nothing that torch's hasn't.
-
-    Raises
-    ------
-    VerificationError
-        If it differs; the message names both.
-    """
-    inputs = {t.data_ptr() for t in leaves(args)}
-    for i, (got, like) in enumerate(zip(tuple(leaves(result)), leaves_of(problem.outputs), strict=True)):
-        came = TensorMeta.of(got)
-        # The reference may return a view with another layout.
-        if not _alike(came, like) and not _alike(came, leaves_of(problem.outputs_by(1))[i]):
-            raise VerificationError(f"its result must be {like} as torch's, got {came}")
-        if why := marked(got, views=got.data_ptr() in inputs):
-            raise VerificationError(f"{why}, as torch's hasn't")
-
-
-def _alike(came: TensorMeta, like: TensorMeta) -> bool:
-    same = came.shape == like.shape and came.dtype == like.dtype
-    return same and (not like.numel() or came.strides_of_extent == like.strides_of_extent)
 
 
 def leaves_of(outputs: Any) -> list[TensorMeta]:

@@ -13,12 +13,11 @@ import torch
 
 from nxcore.choose import family
 from nxcore.choose.ahead import on_disk
-from nxcore.choose.contenders import FAMILY, Choice, yardstick
+from nxcore.choose.contenders import FAMILY, Choice
 from nxcore.choose.family import End, comparable, distance, enclosing, told
 from nxcore.choose.recall import Recall
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision
-from nxcore.spec.kernel import Backend, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.store.pages import Page
 from nxcore.store.problems import arguments, described
@@ -26,8 +25,6 @@ from nxcore.store.wisdom import SHELF, digest, environment
 
 POINTS = 16 * SHELF
 """The most pages kept as points; beyond it all are computed again."""
-
-Owned = dict[str, tuple[Backend, Kernel]]
 
 
 class Families:
@@ -74,28 +71,18 @@ class Families:
         at = replace(at, branches=self._branches(problem, labels))
         if (found := enclosing(at, ends)) is None:
             return None
-        label, (owned, able, refused) = found[0].label, self.able(problem)
-        if label not in able or not on_disk(self.tuner, *able[label], problem):
+        label, owned = found[0].label, {c.label: c for c in self.tuner.candidacies(problem)}
+        of = owned.get(label)
+        if of is None or not (of.able and on_disk(self.tuner, of, problem)):
             return None
-        entry = self.tuner.enter(*able[label], problem, arguments(problem) if args is None else args)
+        given = arguments(problem) if args is None else args
+        entry = self.tuner.enter(of.backend, of.kernel, problem, given)
         if entry.call is None:
             return None
-        candidates = tuple(Candidate(n, b.name, refusal=refused.get(n)) for n, (b, _) in owned.items())
+        candidates = tuple(Candidate(n, c.backend.name, refusal=c.refusal) for n, c in owned.items())
         decision = Decision(label, "family", told(*found), candidates)
         saves_us = min(e.saves_us for e in found)
         return Choice(decision, entry.call, entry.kernel, entry.backend, saves_us=saves_us, rung=FAMILY)
-
-    def able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, Refusal]]:
-        """Return all kernels that take part, those that can serve, and the refusals of the others."""
-        able: Owned = {}
-        refused: dict[str, Refusal] = {}
-        owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
-        for label, (backend, kernel) in owned.items():
-            if why := self.tuner.refusal(backend, kernel, problem):
-                refused[label] = why
-            elif not (self.tuner.registry.probe(backend, kernel).simulated or yardstick(kernel)):
-                able[label] = backend, kernel
-        return owned, able, refused
 
     def nearest(self, problem: Problem, labels: Collection[str]) -> dict[str, float]:
         """Return label -> microseconds at the nearest measured size, of those of ``labels`` that were timed.

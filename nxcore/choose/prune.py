@@ -5,17 +5,15 @@ A kernel whose code lies on disk costs next to nothing, so it is always verified
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from nxcore.choose.admission import once
 from nxcore.choose.ahead import compilable, compiled, from_disk, pays
-from nxcore.choose.contenders import Choice, Contender
+from nxcore.choose.contenders import Candidacy, Choice
 from nxcore.choose.families import Families
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
 from nxcore.choose.workers import SEVERAL
 from nxcore.observe.bar import Measuring, shown
-from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
 BARE = 3
@@ -38,42 +36,45 @@ class Pruner:
         self.families, self.tuner = families, families.tuner
         self._bare: dict[str, set[tuple[Any, ...]]] = {}
         self._stocked: set[str] = set()
-        self._entered: dict[str, Contender] = {}  # the kernels on disk of the problem that is measured
 
-    def shortlist(self, problem: Problem, missing: Collection[str] | None = None) -> Shortlist:
+    def shortlist(
+        self,
+        problem: Problem,
+        missing: Collection[str] | None = None,
+        candidacies: Sequence[Candidacy] = (),
+    ) -> Shortlist:
         """Return which kernels of a new problem are to be compiled; empty where none must be pruned.
 
         Kernels whose code is on disk are verified now, unless ``missing`` names those that aren't compiled.
-        Those that can serve are what the others must promise to be faster than.
+        Those that can serve are what the others must promise to be faster than. ``candidacies`` are what is
+        known of the kernels, to which those that are ready are added.
         """
         most = self.tuner.effort.compiled
         if not most or problem.view:
             return EVERY
         ready, waits = set[str](), missing is None and pays(self.tuner)
+        known = candidacies or self.tuner.candidacies(problem)
         if missing is None:
-            able = self.families.able(problem)[1]
-            self._entered.clear()
-            others = {label: of for label, of in able.items() if of[0].name != "torch"}
-            found = {label: self._found(*of, problem) for label, of in others.items()}
+            found = {c.label: self._found(c, problem) for c in known if c.able and c.backend.name != "torch"}
             missing = {label for label, serves in found.items() if serves is None}
             ready = {label for label, serves in found.items() if serves}
         if not missing:
             return EVERY
-        able = self.families.able(problem)[1]  # without those that were found wrong now
-        backends = {label: b.name for label, (b, _) in able.items() if label in missing}
+        able = {c.label: c.backend for c in known if c.able}
+        backends = {label: backend.name for label, backend in able.items() if label in missing}
         near, wins = self.families.nearest(problem, able), self.families.wins(problem)
-        here = [label for label in backends if waits and not compilable(able[label][0], problem)]
+        here = [label for label in backends if waits and not compilable(able[label], problem)]
         return shortlisted(backends, near, wins, most, ready, here)
 
     def measured(self, problem: Problem, args: tuple[Any, ...]) -> Choice:
         """Compile what is worth it, race the kernels, and keep the result; return the choice."""
         recall = self.families.recall
-        with once(), MEASURING.of(problem.op):
-            listed = self.shortlist(problem)
+        with MEASURING.of(problem.op):
+            known = self.tuner.candidacies(problem)
+            listed = self.shortlist(problem, None, known)
             self.compile(problem, listed)
-            entered, self._entered = self._entered, {}
             before = recall.before(problem)
-            choice = self.tuner.choose(problem, args, shortlist=listed, before=before, entered=entered)
+            choice = self.tuner.choose(problem, args, shortlist=listed, before=before, candidacies=known)
         return recall.kept(problem, args, choice)
 
     def compile(self, problem: Problem, listed: Shortlist) -> None:
@@ -83,22 +84,22 @@ class Pruner:
                 first = [label for label in listed.missing if label in listed.first]
                 compiled(self.tuner, [problem], advance, missing=lambda _: first, least=SEVERAL)
 
-    def _found(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool | None:
+    def _found(self, of: Candidacy, problem: Problem) -> bool | None:
         """Return whether a kernel on disk can serve a problem; None if it must be compiled.
 
         A kernel whose samples had to be compiled isn't tried for other problems until it is verified. Nor are
         kernels of a backend that has nothing on disk: to import a toolkit and to make its calls takes longer
         than to race.
         """
+        backend, kernel = of.backend, of.kernel
         key = (kernel.op, kernel.variant, problem.device, problem.dtype)
         bare = self._bare.setdefault(backend.name, set())
         hopeless = len(bare) >= BARE and backend.name not in self._stocked
         if (key in bare or hopeless) and not self.tuner.gate.knows(backend, kernel, problem):
             return None
-        entry = from_disk(self.tuner, backend, kernel, problem)
-        if entry is None:
+        if (entry := from_disk(self.tuner, of, problem)) is None:
             bare.add(key)
             return None
         self._stocked.add(backend.name)
-        self._entered[backend.label(kernel)] = entry
+        of.entry, of.refusal = entry, entry.candidate.refusal
         return entry.call is not None

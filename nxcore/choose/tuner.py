@@ -6,15 +6,20 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from nxcore.choose import admission
 from nxcore.choose.contenders import (
+    Candidacy,
     Choice,
     Contender,
     carry_out,
+    leaves_of,
     left_out,
-    try_once,
+    private_out,
     turned_down,
     yardstick,
 )
@@ -25,6 +30,7 @@ from nxcore.errors import (
     BackendUnavailableError,
     DeviceLostError,
     UnsupportedProblemError,
+    VerificationError,
     present,
 )
 from nxcore.measure import race
@@ -35,7 +41,8 @@ from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import current
 from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
-from nxcore.spec.problem import Problem
+from nxcore.spec.problem import Problem, TensorMeta, leaves
+from nxcore.trust.form import marked
 from nxcore.trust.gate import Gate
 
 _log = logging.getLogger(__name__)
@@ -79,7 +86,7 @@ class Tuner:
         order: Sequence[str] = (),
         shortlist: Shortlist = EVERY,
         before: Decision | None = None,
-        entered: Mapping[str, Contender] | None = None,
+        candidacies: Sequence[Candidacy] = (),
     ) -> Choice:
         """Choose a kernel for ``problem``.
 
@@ -97,8 +104,8 @@ class Tuner:
             The kernels that are compiled, of those that must be.
         before : Decision, optional
             The decision on record, whose winners stay at ties.
-        entered : Mapping, optional
-            Label -> kernel that was entered for this problem just now, and hasn't run yet.
+        candidacies : sequence of Candidacy
+            What is known of the problem's kernels; found here by default.
 
         Returns
         -------
@@ -115,25 +122,38 @@ class Tuner:
         considered, preferred = self._preferred(problem, args, order)
         if preferred is not None:
             return preferred
-        entries = self.entered(problem, args, considered | self._listed(problem, args, shortlist), entered)
+        known = candidacies or self.candidacies(problem)
+        entries = self.entered(problem, args, known, shortlist, considered)
         return self.measured(problem, args, entries, before).choice
+
+    def candidacies(self, problem: Problem) -> list[Candidacy]:
+        """Return what is known of the kernels for ``problem``; of those on request nothing is asked."""
+        taking = self.taking_part(problem.op)
+        refusals = admission.refusals(self.registry, self.gate, taking, problem, jit=self.jit)
+        return [
+            Candidacy(b, k, self.registry.probe(b, k).simulated, refusal)
+            for (b, k), refusal in zip(taking, refusals, strict=True)
+        ]
 
     def entered(
         self,
         problem: Problem,
         args: tuple[Any, ...],
-        known: Mapping[str, Contender] | None = None,
-        planned: Mapping[str, Contender] | None = None,
+        candidacies: Sequence[Candidacy],
+        shortlist: Shortlist = EVERY,
+        considered: Mapping[str, Contender] = MappingProxyType({}),
     ) -> list[Contender]:
-        """Enter the kernels of an operator that aren't ``known``; return all of them."""
-        done, made = known or {}, planned or {}
+        """Enter the kernels that a shortlist names, the first of it that can serve, and all others."""
+        known, found = {c.label: c for c in candidacies}, dict(considered)
+        args = private_out(problem, args)
+        for label in (*shortlist.pruned, *shortlist.order):
+            of, why = known[label], shortlist.pruned.get(label)
+            if not why and sum(e.call is not None for e in found.values()) >= shortlist.most:
+                why = shortlist.spare(label)
+            found[label] = turned_down(of.backend, of.kernel, why) if why else self._entry(of, problem, args)
         return [
-            done.get(b.label(k))
-            or (
-                left_out(b, k)
-                if b.on_request
-                else self.enter(b, k, problem, args, planned=made.get(b.label(k)))
-            )
+            found.get(label := b.label(k))
+            or (self._entry(known[label], problem, args) if label in known else left_out(b, k))
             for b, k in self.registry.kernels(problem.op)
         ]
 
@@ -157,19 +177,6 @@ class Tuner:
                 decision = Decision(entry.candidate.label, "preferred", reason, candidates)
                 return considered, carry_out(decision, entries)
         return considered, None
-
-    def _listed(self, problem: Problem, args: tuple[Any, ...], shortlist: Shortlist) -> dict[str, Contender]:
-        """Enter the first kernels of a shortlist that can serve; leave out the others that it names."""
-        owned = {b.label(k): (b, k) for b, k in self.taking_part(problem.op)}
-        found = {label: turned_down(*owned[label], why) for label, why in shortlist.pruned.items()}
-        for label in shortlist.order:
-            enough = sum(e.call is not None for e in found.values()) >= shortlist.most
-            found[label] = (
-                turned_down(*owned[label], shortlist.spare(label))
-                if enough
-                else self.enter(*owned[label], problem, args)
-            )
-        return found
 
     def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
         """Return torch's reference for a problem that no kernel can serve now.
@@ -263,23 +270,32 @@ class Tuner:
         args: tuple[Any, ...],
         *,
         first: bool = True,
-        planned: Contender | None = None,
     ) -> Contender:
         """Check, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
 
-        The contender's refusal says which step rejected it. ``planned`` has its plan, if it was made before.
+        The contender's refusal says which step rejected it.
 
         Raises
         ------
         UncompiledError
             If it must be compiled, within ``on_disk_alone``.
         """
-        label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
-        candidate = Candidate(label, backend.name, simulated=simulated, graph_safe=kernel.graph_safe)
         refusal = self.refusal(backend, kernel, problem)
-        if refusal:
-            return Contender(backend, kernel, replace(candidate, refusal=refusal))
+        of = Candidacy(backend, kernel, simulated, refusal)
+        return self._entry(of, problem, private_out(problem, args) if first else args, first=first)
+
+    def ready(self, of: Candidacy, problem: Problem) -> Contender:
+        """Verify and plan a kernel without a run, as ``enter`` does."""
+        return self._entry(of, problem, (), first=False)
+
+    def _entry(
+        self, of: Candidacy, problem: Problem, args: tuple[Any, ...], *, first: bool = True
+    ) -> Contender:
+        backend, kernel, label = of.backend, of.kernel, of.label
+        candidate = Candidate(label, backend.name, simulated=of.simulated, graph_safe=kernel.graph_safe)
+        if of.refusal:
+            return Contender(backend, kernel, replace(candidate, refusal=of.refusal))
         if backend.name == "torch" and (not kernel.variant or yardstick(kernel)):
             return Contender(backend, kernel, candidate, kernel.plan(problem))
         try:
@@ -298,7 +314,7 @@ class Tuner:
                     self.gate.watched(suspect, problem.device, f"its first run on {problem}", problem),
                     current(problem.device),
                 ):
-                    call = (planned.call if planned else None) or kernel.plan(problem)
+                    call = (of.entry.call if of.entry else None) or kernel.plan(problem)
                     if not problem.view:
                         try_once(call, problem, args)
         except UncompiledError as missing:
@@ -332,3 +348,34 @@ class Tuner:
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
         """Count a kernel's exception; return it as a refusal."""
         return admission.struck(self.gate, backend, kernel, problem, error)
+
+
+def try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
+    """Run the real call once on memory of its own, so that errors are raised here, and check the layout."""
+    with torch.no_grad():
+        result = call(*args)
+    if not problem.writes:  # otherwise the caller provides the memory
+        check_result(result, problem, args)
+
+
+def check_result(result: Any, problem: Problem, args: tuple[Any, ...]) -> None:
+    """Check that a result has torch's shapes, dtypes and strides, and nothing that torch's hasn't.
+
+    Raises
+    ------
+    VerificationError
+        If it differs; the message names both.
+    """
+    inputs = {t.data_ptr() for t in leaves(args)}
+    for i, (got, like) in enumerate(zip(tuple(leaves(result)), leaves_of(problem.outputs), strict=True)):
+        came = TensorMeta.of(got)
+        # The reference may return a view with another layout.
+        if not _alike(came, like) and not _alike(came, leaves_of(problem.outputs_by(1))[i]):
+            raise VerificationError(f"its result must be {like} as torch's, got {came}")
+        if why := marked(got, views=got.data_ptr() in inputs):
+            raise VerificationError(f"{why}, as torch's hasn't")
+
+
+def _alike(came: TensorMeta, like: TensorMeta) -> bool:
+    same = came.shape == like.shape and came.dtype == like.dtype
+    return same and (not like.numel() or came.strides_of_extent == like.strides_of_extent)

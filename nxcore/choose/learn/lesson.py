@@ -141,7 +141,7 @@ class Lesson:
         pace.rest(ahead)
         args = arguments(problem)
         with pausing(lambda: pace.rest(ahead)):
-            entries = self._tuner.entered(problem, args)
+            entries = self._tuner.entered(problem, args, self._tuner.candidacies(problem))
         before = self._learner.recall.before(problem)
         effort = replace(self._tuner.effort, hopeless=HOPELESS)
         contest = self._contest = Contest(self._tuner.gate, effort, problem, args, entries, before)

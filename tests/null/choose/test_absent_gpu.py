@@ -175,7 +175,7 @@ def test_a_gpu_s_code_that_a_launch_would_compile_is_looked_for_on_disk(
     refused = Contender(backend, kernel, Candidate("gpu", "gpu"))
     tuner.gate.knows = lambda *_: True
     tuner.refusal = lambda *_: None
-    tuner.enter = lambda *_, first: planned
+    tuner.ready = lambda *_: planned
     before = tally().compilations
     assert ahead.uncompiled(tuner, ON_GPU) == (["gpu"] if missing else [])
     assert tally().compilations == before
