@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nxcore.choose.beforehand import Beforehand
-from nxcore.choose.contenders import Choice
+from nxcore.choose.contenders import PROBLEMS, Choice
 from nxcore.choose.families import Families
 from nxcore.choose.ladder import answered
 from nxcore.choose.learn.doubt import Doubts
@@ -40,9 +40,6 @@ from nxcore.store.lock import Lock
 from nxcore.store.wisdom import key as filed
 
 _log = logging.getLogger(__name__)
-
-DECISIONS = 4096
-"""The most choices kept in a process; beyond it the least recently used one is dropped."""
 
 NOW = (Purpose.DECIDE, Purpose.CAPTURE, Purpose.FIND)
 """The purposes for which a new problem is measured under ``auto`` too."""
@@ -158,7 +155,7 @@ class Chooser:
             told = problem in self.survey.captured
             if before and before.decision.rule != choice.decision.rule and not told:
                 self._changed()
-            if len(self.choices) > DECISIONS:
+            if len(self.choices) > PROBLEMS:
                 self.choices.popitem(last=False)
             return choice
 

@@ -17,6 +17,9 @@ from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.trust.gate import brief
 
+PROBLEMS = 4096
+"""The most choices, pairs, watches and waiting problems of a process; beyond it the oldest are dropped."""
+
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.choose.contenders import AGAIN, Choice, timed
+from nxcore.choose.contenders import AGAIN, PROBLEMS, Choice, timed
 from nxcore.choose.recall import Recall
 from nxcore.interop.internals import gradients
 from nxcore.measure import busy, race
@@ -37,9 +37,6 @@ from nxcore.store.wisdom import PATH
 from nxcore.trust.gate import brief
 
 _log = logging.getLogger(__name__)
-
-PAIRS = 4096
-"""The most pairs kept in a process; beyond it the least recently used one is dropped."""
 
 CERTAIN_US: Mapping[str, float] = MappingProxyType({"cuda": 400.0})
 """The gain of the halves from which on a call races no pair, by device type.
@@ -254,7 +251,7 @@ class Pairs:
             self._found[pair.key] = pair.label, decision
             self._found.move_to_end(pair.key)
             self._latest |= dict.fromkeys((pair.problem, pair.forward[0]), pair.key)
-            if len(self._found) > PAIRS:
+            if len(self._found) > PROBLEMS:
                 oldest, _ = self._found.popitem(last=False)
                 self._latest = {p: key for p, key in self._latest.items() if key != oldest}
 

@@ -46,17 +46,12 @@ FEW = 8
 OFTEN = 0.75
 """The share of the time from which on a device counts as full."""
 
-ROOM = 1 << 30
-"""Bytes of a device's memory that a process takes besides those of a race, for its context."""
-
-COPIES = 8
-"""The memory that a race takes, in bytes of the problem's tensors."""
+ROOM, COPIES = 1 << 32, 32
+"""Free bytes of a device that a process needs, and for each byte of the problem's tensors: four times what its
+context and a race take, since the program may come to need more at any time."""
 
 FREE_S = 1.0
 """Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
-
-SPARE = 4
-"""The free memory, relative to what the process takes: the program may come to need more at any time."""
 
 
 class UnmeasuredError(Exception):
@@ -210,7 +205,7 @@ class Survey:
             free = torch.cuda.mem_get_info(problem.device)[0]
             self._free[problem.device] = free, now
         held = sum(t.numel() * t.dtype.itemsize for t in problem.tensors)
-        return free > SPARE * (ROOM + COPIES * held)
+        return free > ROOM + COPIES * held
 
     def _answered(self, problem: Problem, answer: Answer) -> None:
         race, rest = COST if answer.busy is None else IDLE if answer.busy < OFTEN else FULL

@@ -127,7 +127,7 @@ class Tuner:
         return self.measured(problem, args, entries, before).choice
 
     def candidacies(self, problem: Problem) -> list[Candidacy]:
-        """Return what is known of the kernels for ``problem``; of those on request nothing is asked."""
+        """Return what is known of the kernels for ``problem``; those on request are left out."""
         taking = self.taking_part(problem.op)
         refusals = admission.refusals(self.registry, self.gate, taking, problem, jit=self.jit)
         return [

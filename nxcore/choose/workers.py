@@ -30,10 +30,7 @@ from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
 
 MOST = 8
-"""The most workers of a process."""
-
-MANY = 8
-"""The cores from which on a process that only calls has several workers."""
+"""The most workers of a process, and the cores from which on one that only calls has several."""
 
 SEVERAL = 2
 """The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
@@ -260,7 +257,7 @@ def allowed(settings: Settings) -> int:
     if settings.workers is not None:
         return settings.workers
     found = cores()
-    return 0 if found < 2 else 1 if found < MANY else min(MOST, found // 2)
+    return 0 if found < 2 else 1 if found < MOST else min(MOST, found // 2)
 
 
 def environment(settings: Settings) -> dict[str, str]:

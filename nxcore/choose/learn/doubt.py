@@ -42,9 +42,6 @@ BRIEF = Effort(looks=(3,), warm_s=0.005, budget_s=0.05, spin_s=SPIN_S)
 ATTEMPTS = 3
 """The most confirmations of a choice: one is repeated where its A/A noise says nothing."""
 
-RUNS = 8
-"""Runs of each candidate in a confirmation, for a call of several milliseconds."""
-
 
 class Doubt:
     """Counts the calls of a kernel until it is time to confirm it.
@@ -126,7 +123,7 @@ class Doubts:
 
     def _confirmed(self, learner: Learner, choice: Choice, problem: Problem) -> bool:
         """Race the kernel against torch; return False if the noise was too large for a verdict."""
-        learner.pace.rest(_expected_s(choice))
+        learner.pace.rest(0.0)
         try:
             slower, noise = compared(learner, choice, problem)
         except FOREIGN as error:  # no memory, a lost context: calls will show it
@@ -138,12 +135,6 @@ class Doubts:
             why = f"{choice.decision.chosen} takes {slower:.2f} times as long as torch here"
             self._contradicted(problem, why)
         return True
-
-
-def _expected_s(choice: Choice) -> float:
-    """Return the seconds that a confirmation is expected to take."""
-    found = (c.timing.median_us for c in choice.decision.candidates if c.timing)
-    return 0.01 + RUNS * sum(sorted(found)[:3]) * 1e-6
 
 
 def compared(learner: Learner, choice: Choice, problem: Problem) -> tuple[float, float]:

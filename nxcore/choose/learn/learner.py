@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from nxcore.choose.contenders import Choice
+from nxcore.choose.contenders import PROBLEMS, Choice
 from nxcore.choose.learn.budget import ALLOWANCE_S, GRACE_S, Hand, Pace
 from nxcore.choose.learn.lesson import Decided, Lesson
 from nxcore.choose.recall import Recall
@@ -23,9 +23,6 @@ from nxcore.spec.problem import Problem
 from nxcore.trust.gate import brief
 
 Family = Callable[[Problem], Choice | None]
-
-WAITING = 4096
-"""The most problems that wait for their kernels; beyond it torch keeps the oldest."""
 
 
 QUIET_S = 0.5
@@ -82,7 +79,7 @@ class Learner:
 
     def keep_to(self, pace: Pace) -> None:
         """Use a new hand, of that pace."""
-        self.pace, self.preparing = pace, Hand(pace, idle=self._idle, failed=self._failed, most=WAITING)
+        self.pace, self.preparing = pace, Hand(pace, idle=self._idle, failed=self._failed, most=PROBLEMS)
 
     def refusal(self, problem: Problem) -> str:
         """Return why a problem's calls can't be explored; empty if they can. Longer checks are made later."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from bisect import bisect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +35,12 @@ if TYPE_CHECKING:
     from nxcore.choose.learn.watches import Watches
 
 FIRST = 16
-"""The number of first calls of a problem that are watched."""
-
-AUDITED = (1, 2, 4, 8, 16)
-"""Those of them that are audited, by index."""
+"""The number of first calls of a problem that are watched; the first, and each power of two, is audited."""
 
 SAMPLE = 2
 """Calls of a later sample: one is audited, and the memory of the other is compared with its memory."""
 
-HELD = 2**22
+HELD = 1 << 22
 """The largest result, in bytes, that is kept until the next watched call; the caller gets a copy."""
 
 COPIES = 12
@@ -147,7 +143,7 @@ class Watch:
     @property
     def _due(self) -> bool:
         """Whether this watched call must be audited."""
-        early = self.young and self._audits < bisect(AUDITED, self._calls)
+        early = self.young and self._audits < min(self._calls, FIRST).bit_length()
         return (early and self._owner.early(self, self._calls)) or self._rota.takes(self)
 
     def _instead(self, *args: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choose.contenders import Choice
+from nxcore.choose.contenders import PROBLEMS, Choice
 from nxcore.choose.learn.budget import Pace, until_the_end
 from nxcore.choose.learn.pending import Pending
 from nxcore.choose.learn.rota import Rota
@@ -36,13 +36,10 @@ LEAST_S = 0.1
 FREE_S = 1.0
 """Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
 
-MOST = 2**31
+MOST = 1 << 31
 """The most bytes of an audit on the CPU; on CUDA the limit is a quarter of the free memory."""
 
-KEPT = 4096
-"""The most watches that are kept; beyond it the least recently planned one is dropped."""
-
-ROOM = 2**28
+ROOM = 1 << 28
 """The most bytes that audits may keep until CUDA has completed them."""
 
 
@@ -111,7 +108,7 @@ class Watches:
                 found = Watch(self, choice.backend, choice.kernel, choice.call, problem, strict=strict)
                 self._known[key] = found
                 self.rota(found).enter(found)
-                if len(self._known) > KEPT:
+                if len(self._known) > PROBLEMS:
                     self._known.popitem(last=False)
             self._known.move_to_end(key)
         return replace(choice, call=found.call)

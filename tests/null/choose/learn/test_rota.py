@@ -188,7 +188,7 @@ def test_the_page_has_the_schedule_and_a_random_fault_lives_as_long_as_it_says()
     assert len(told) == 4
     # Seconds, problems of the kernel, seconds of an audit: each problem is called 100 times a second.
     columns = [(0, 1, 1e-3), (60, 1, 1e-3), (3600, 1, 1e-3), (3600, 70, 1e-2), (86_400, 70, 1e-2)]
-    audits = [len(watch.AUDITED) + _later(*column) for column in columns]
+    audits = [watch.FIRST.bit_length() + _later(*column) for column in columns]
     for line in told:
         rate, *lives = [float(cell) for cell in line.strip("| ").split("|")]
         for lived, count in zip(lives, audits, strict=True):
