@@ -81,9 +81,9 @@ BUDGETS = (
     Budget("lines of Python, benchmarks/", 6_000, 6_000, lambda: lines("*.py", "benchmarks")),
     Budget("lines of pages, docs/", 9_500, 9_500, lambda: lines("*.md", "docs")),
     Budget("records", 90, 90, lambda: len([*files("*", "benchmarks/results")])),
-    Budget("ContextVars", 16, 8, lambda: sum(calls(t, "ContextVar") for t in trees("nxcore", "plugins"))),
-    Budget("numeric constants, nxcore/ without ops/", 610, 590, lambda: constants("nxcore")),
-    Budget("numeric constants, nxcore/choose", 90, 50, lambda: constants("nxcore/choose")),
+    Budget("ContextVars", 15, 8, lambda: sum(calls(t, "ContextVar") for t in trees("nxcore", "plugins"))),
+    Budget("numeric constants, nxcore/ without ops/", 590, 590, lambda: constants("nxcore")),
+    Budget("numeric constants, nxcore/choose", 70, 50, lambda: constants("nxcore/choose")),
     Budget(
         "monkeypatch.setattr", 375, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
     ),

@@ -47,8 +47,8 @@ OFTEN = 0.75
 """The share of the time from which on a device counts as full."""
 
 ROOM, COPIES = 1 << 32, 32
-"""Free bytes of a device that a process needs, and for each byte of the problem's tensors: four times what its
-context and a race take, since the program may come to need more at any time."""
+"""Free bytes of a device that a process needs, and for each byte of the problem's tensors: four times what
+its context and a race take, since the program may come to need more at any time."""
 
 FREE_S = 1.0
 """Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
