@@ -27,6 +27,7 @@ from nxcore.measure.decision import (
 from nxcore.measure.timing import REGIMES, Timing
 from nxcore.spec.kernel import Code, Refusal
 from tests.null import fakes
+from tests.table import for_each
 
 NO = Refusal(Code.OTHER, "no")
 
@@ -73,12 +74,14 @@ def test_the_same_speed_is_the_reference():
     assert re.search(r"the required 2\.0%: p = [0-9.e-]+, needs p < 0\.01$", found.reason), found.reason
 
 
-def test_one_percent_faster_is_too_little():
-    assert decide([one("torch", 100), one("other", 99)], again()).chosen == "torch"
-
-
-def test_five_percent_faster_is_enough():
-    assert decide([one("torch", 100), one("other", 95)], again()).chosen == "other"
+@for_each(
+    ("us", "chosen"),
+    [((99,), "torch"), ((95,), "a"), ((110,), "torch"), ((60, 40, 50), "b")],
+    ids=["one percent faster", "five percent faster", "slower", "the fastest of several"],
+)
+def test_the_median_decides(us, chosen):
+    others = (one(label, time) for label, time in zip("abc", us, strict=False))
+    assert decide([one("torch", 100), *others], again()).chosen == chosen
 
 
 def test_faster_on_average_and_scattered_is_the_reference():
@@ -96,10 +99,6 @@ def test_nobody_else_is_the_reference():
 def test_nothing_measured_is_the_reference():
     found = decide([Candidate("torch", "torch"), Candidate("a", "a")])
     assert (found.chosen, found.noise) == ("torch", 0.0)
-
-
-def test_a_slow_kernel_is_not_adopted():
-    assert decide([one("torch", 100), one("slow", 110)], again()).chosen == "torch"
 
 
 def test_the_median_counts_and_not_the_mean():
@@ -155,11 +154,6 @@ def test_settled_asks_of_every_regime():
     unclear = replace(machine[1], timing=Timing(tuple([3.5, 4.5] * 10), machine[1].timing.host_us))
     assert settled([machine[0], unclear], regimes=["eager"])
     assert not settled([machine[0], unclear], regimes=REGIMES)
-
-
-def test_the_fastest_of_several_is_chosen():
-    found = decide([one("torch", 100), one("a", 60), one("b", 40), one("c", 50)], again())
-    assert found.chosen == "b"
 
 
 def test_a_tie_of_winners_goes_to_the_smaller_error():

@@ -14,6 +14,7 @@ from nxcore.plugin import REQUIRED, ErrorCase, OpSpec, Param, Sample, rand
 from nxcore.spec.checks import require_same, require_tensor
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 ADD = SPECS["add"]
 every_op = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -29,32 +30,23 @@ def refused(call: Callable[..., object], spec: OpSpec, case: ErrorCase) -> str:
     return said
 
 
-def test_bind_fills_in_defaults():
+def test_bind_fills_in_defaults_and_takes_names_in_any_order():
     assert ADD.bind(1, 2) == (1, 2, 1, None)
-
-
-def test_bind_takes_names_in_any_order():
     assert ADD.bind(y=2, alpha=3, x=1) == (1, 2, 3, None)
 
 
-def test_bind_refuses_a_missing_argument():
-    with pytest.raises(TypeError, match=r"add\(\) is missing its argument 'y'"):
-        ADD.bind(1)
-
-
-def test_bind_refuses_an_unknown_name():
-    with pytest.raises(TypeError, match=r"add\(\) got unexpected arguments: \['beta'\]"):
-        ADD.bind(1, 2, beta=3)
-
-
-def test_bind_refuses_an_argument_given_twice():
-    with pytest.raises(TypeError, match=r"unexpected arguments: \['x'\]"):
-        ADD.bind(1, 2, x=3)
-
-
-def test_bind_refuses_too_many():
-    with pytest.raises(TypeError, match=r"add\(\) got unexpected arguments"):
-        ADD.bind(1, 2, 3, None, 5)
+@for_each(
+    ("args", "named", "said"),
+    [
+        ((1,), {}, r"add\(\) is missing its argument 'y'"),
+        ((1, 2), {"beta": 3}, r"add\(\) got unexpected arguments: \['beta'\]"),
+        ((1, 2), {"x": 3}, r"unexpected arguments: \['x'\]"),
+        ((1, 2, 3, None, 5), {}, r"add\(\) got unexpected arguments"),
+    ],
+)
+def test_bind_refuses(args, named, said):
+    with pytest.raises(TypeError, match=said):
+        ADD.bind(*args, **named)
 
 
 def test_bind_draws_what_is_random_and_was_left_out():
