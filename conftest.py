@@ -23,7 +23,6 @@ from nxcore.testing import plugin
 from tests import machine_code, table
 from tests.interpreter import keep_bookkeeping
 from tests.simulator import take_turns
-from tests.skips import by_reason
 
 CUDA = torch.cuda.is_available()
 
@@ -242,16 +241,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
     items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith(FIRST))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why tests were skipped, unless pytest's own list was asked for."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    if not skipped or set(terminalreporter.reportchars) & set("saA"):
-        return
-    terminalreporter.section("why tests were skipped")
-    for line in by_reason(report.longrepr[2] for report in skipped):
-        terminalreporter.write_line(line)
 
 
 def _of_operator(item: pytest.Item) -> bool:
