@@ -2,8 +2,45 @@
 #include "rare.h"
 #include "types.h"
 
+#include <structmember.h>  // of Python, after it
+
 namespace nxcore {
 namespace {
+
+// Torch's own function that does all that the reference does, for calls in a form that it takes.
+struct Own {
+  Ref function;
+  Py_ssize_t most = 0;     // arguments by position
+  std::vector<Ref> names;  // of arguments by name, interned
+  Form form = Form::same;  // what becomes of its result
+  bool single = false;     // whether only for tensors in float32, beside those of bool
+
+  bool takes(Py_ssize_t count, PyObject* kwnames, PyObject* const* bound, size_t size) const {
+    if (count < 1 || count > most) return false;
+    const auto known = [&](PyObject* name) {
+      return std::any_of(names.begin(), names.end(), [&](const Ref& one) { return one.ptr() == name; });
+    };
+    const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    for (Py_ssize_t i = 0; i < named; ++i)
+      if (!known(PyTuple_GET_ITEM(kwnames, i))) return false;
+    for (size_t i = 0; single && i < size; ++i) {
+      if (!is_tensor(bound[i])) continue;
+      const at::ScalarType dtype = c10::typeMetaToScalarType(impl_of(bound[i])->dtype());
+      if (dtype != at::ScalarType::Float && dtype != at::ScalarType::Bool) return false;
+    }
+    return true;
+  }
+
+  // The result as the reference returns it, with an error set where that fails.
+  Ref formed(Ref result, PyObject* first) const {
+    if (form == Form::tuple) return steal(PySequence_Tuple(result.ptr()));
+    if (form == Form::same || !is_tensor(result.ptr())) return result;
+    const bool last = impl_of(first)->is_strides_like_channels_last();
+    const at::Tensor& found = THPVariable_Unpack(result.ptr());
+    const at::Tensor dense = found.contiguous(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+    return dense.is_same(found) ? result : steal(THPVariable_Wrap(dense));
+  }
+};
 
 struct State {
   std::vector<Param> params;
@@ -16,9 +53,10 @@ struct State {
   Ref python;     // the generated __call__
   Ref reference;  // torch's own function, as a plan is found
   Ref check;      // raises unless a call is valid
+  Own own;
 
   int visit(visitproc visit, void* arg) const {
-    for (const Ref* one : {&near, &python, &reference, &check}) Py_VISIT(one->ptr());
+    for (const Ref* one : {&near, &python, &reference, &check, &own.function}) Py_VISIT(one->ptr());
     Py_VISIT(rare.shapes());
     return table.visit(visit, arg);
   }
@@ -92,12 +130,46 @@ bool is_valid(const State& state, PyObject* const* bound) {
 // Finds a call's plan and key, or torch's function and None where it is met rarely. False: Python's, or an error set.
 bool look_up(State& state, PyObject* const* bound, Found& found) {
   Asked asked{state.params, bound};
-  if (!read(state, asked)) return false;
+  const bool open = state.open && asked.now.read(state.lowers);
+  if (const Entry* last = open ? state.table.last(asked) : nullptr) return found = *last, true;
+  if (!open || !read(state, asked)) return false;
   if (const Entry* entry = state.table.find(asked))
     found = *entry;
   else if (state.rare.serves(asked, [&] { return is_valid(state, bound); }))
     found = {state.reference};
   return bool{found.parts};
+}
+
+// Whether a plan calls `reference`, maybe behind a switch: a partial, whose function is replaced as torch's turn ends.
+bool leads_to(PyObject* plan, PyObject* reference) {
+  static PyObject* const partial = Ref(pybind11::module_::import("functools").attr("partial")).release().ptr();
+  static const Py_ssize_t place = [] {  // of a member, which is read without a search
+    PyObject* const found = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(partial)->tp_dict, "func");
+    const bool member = found && Py_TYPE(found) == &PyMemberDescr_Type;
+    return member ? reinterpret_cast<PyMemberDescrObject*>(found)->d_member->offset : 0;
+  }();
+  if (plan == reference) return true;
+  return place && reinterpret_cast<PyObject*>(Py_TYPE(plan)) == partial &&
+         *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(plan) + place) == reference;
+}
+
+// Calls torch's own function as the caller wrote the call. Null without an error where the reference is to serve it.
+PyObject* by_torch(const State& state, const Found& found, PyObject* const* bound, PyObject* const* args, size_t nargsf,
+                   PyObject* kwnames) {
+  const Own& own = state.own;
+  if (!own.takes(PyVectorcall_NARGS(nargsf), kwnames, bound, state.params.size()) ||
+      !leads_to(found.part(2), PyTuple_GET_ITEM(state.reference.ptr(), 1)))
+    return nullptr;
+  const Excluding without(found.excluded);
+  Ref result = steal(PyObject_Vectorcall(own.function.ptr(), args, nargsf, kwnames));
+  try {
+    if (result) result = own.formed(std::move(result), bound[0]);
+  } catch (const std::exception&) {
+    result = Ref();
+  }
+  if (!result && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
+    PyErr_Clear();  // the reference raises it again
+  return result.release().ptr();
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -112,8 +184,10 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     all[3] = self;
     return PyErr_Occurred() ? nullptr : PyObject_VectorcallMethod(far, all + 3, 1 + count, nullptr);
   }
+  if (PyObject* const result = by_torch(state, found, bound, args, nargsf, kwnames)) return result;
+  if (PyErr_Occurred()) return nullptr;
   PyObject* const result = [&] {
-    const c10::impl::ExcludeDispatchKeyGuard without({c10::DispatchKeySet::RAW, found.excluded});
+    const Excluding without(found.excluded);
     return PyObject_Vectorcall(found.part(2), bound, count, nullptr);
   }();
   if (result) return result;
@@ -206,7 +280,7 @@ PyGetSetDef fields[] = {{"near", get_near, set_near, "The Python path's table of
 }  // namespace
 
 Standing find_plan(PyObject* self, PyObject* args) {
-  const State& state = Lookup::of(self);
+  State& state = Lookup::of(self);
   Asked asked{state.params, all_of(state, args)};
   const Entry* entry = asked.args && read(state, asked) ? state.table.find(asked) : nullptr;
   if (!entry || entry->excluded) return PyErr_Clear(), Standing();
@@ -228,16 +302,34 @@ PyTypeObject LookupType = [] {
   return type;
 }();
 
+namespace {
+
+Ref interned(const Ref& name) {
+  PyObject* found = Py_NewRef(name.ptr());
+  PyUnicode_InternInPlace(&found);
+  return steal(found);
+}
+
+State& state_of(const Ref& self) {
+  if (!PyObject_TypeCheck(self.ptr(), &LookupType)) throw pybind11::type_error("takes an operator");
+  return Lookup::of(self.ptr());
+}
+
+}  // namespace
+
+void own(Ref self, Ref function, Py_ssize_t most, const std::vector<Ref>& names, char form, bool single) {
+  State& state = state_of(self);
+  state.own = {function, most, {}, Form(form), single};
+  for (const Ref& name : names) state.own.names.push_back(interned(name));
+}
+
 void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference, Ref check,
            char holds) {
-  if (!PyObject_TypeCheck(self.ptr(), &LookupType)) throw pybind11::type_error("takes an operator");
-  State& state = Lookup::of(self.ptr());
+  State& state = state_of(self);
   if (params.size() > MOST || !state.params.empty())
     throw pybind11::value_error("an operator is adopted once, with at most " + std::to_string(MOST) + " parameters");
   for (const auto& [name, kind, standard, required, keyword, read] : params) {
-    PyObject* interned = Py_NewRef(name.ptr());
-    PyUnicode_InternInPlace(&interned);
-    state.params.push_back({steal(interned), Kind(kind), required ? Ref() : standard, read});
+    state.params.push_back({interned(name), Kind(kind), required ? Ref() : standard, read});
     if (!keyword) state.positional = static_cast<Py_ssize_t>(state.params.size());
   }
   state.lowers = lowers;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -168,6 +169,14 @@ struct Found {
   PyObject* part(int i) const { return PyTuple_GET_ITEM(parts.ptr(), i); }
 };
 
+// Excludes the dispatch keys of a plan while it lives; most have none.
+struct Excluding {
+  explicit Excluding(uint64_t keys) {
+    if (keys) guard.emplace(c10::DispatchKeySet(c10::DispatchKeySet::RAW, keys));
+  }
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
+};
+
 struct Entry : Found {
   // Throws std::invalid_argument where no guard can be made.
   Entry(const Asked& asked, Found found) : Found(std::move(found)), around(asked.now) {
@@ -191,18 +200,22 @@ struct Entry : Found {
 
 class Table {
  public:
+  // The entry that was found last, if its guards pass, as in most calls. It needs no hash.
+  const Entry* last(const Asked& asked) const { return last_ && last_->passes(asked) ? last_ : nullptr; }
+
   // The entry whose guards pass, or null. It is valid until the table changes.
-  const Entry* find(const Asked& asked) const {
+  const Entry* find(const Asked& asked) {
     const auto found = entries_.find(asked.hash);
     if (found == entries_.end()) return nullptr;
     for (const auto& entry : found->second)
-      if (entry->passes(asked)) return entry.get();
+      if (entry->passes(asked)) return last_ = entry.get();
     return nullptr;
   }
 
   // Adds an entry, which is found before those that look alike.
   void add(uint64_t hash, std::unique_ptr<Entry> entry) {
     if (size_ >= CAPACITY) clear();
+    last_ = nullptr;
     std::unique_ptr<Entry> dropped;  // freed at the end: that may run code which changes this table
     auto& row = entries_[hash];
     row.insert(row.begin(), std::move(entry));
@@ -213,7 +226,7 @@ class Table {
     --size_;
   }
 
-  void clear() { size_ = 0, ++filling_, static_cast<void>(std::exchange(entries_, {})); }  // before a plan is freed
+  void clear() { size_ = 0, ++filling_, last_ = nullptr, static_cast<void>(std::exchange(entries_, {})); }  // before a plan is freed
   size_t size() const { return size_; }
   uint64_t filling() const { return filling_; }  // how often it was emptied
 
@@ -226,6 +239,7 @@ class Table {
 
  private:
   std::unordered_map<uint64_t, std::vector<std::unique_ptr<Entry>>> entries_;
+  const Entry* last_ = nullptr;
   size_t size_ = 0;
   uint64_t filling_ = 0;
 };

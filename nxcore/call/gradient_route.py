@@ -30,13 +30,11 @@ from nxcore.measure.lane import Clock
 from nxcore.spec.problem import Problem
 
 BRIDGE_US: Mapping[str, float] = MappingProxyType({"cpu": 13.0, "cuda": 32.0})
-"""The host's cost of our autograd function, forward and backward, by device type.
+"""The host's cost of our autograd function, forward and backward, by device type, beyond torch's own.
 
-It was measured with an addition of (4, 16) and its gradients, with a backward operator that does nothing,
-relative to torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12.4 and 13.1 us more (of 22) in
-two processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd
-has a separate thread for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, with
-other load on the machine.
+It was measured with an addition of (4, 16) and a backward operator that does nothing: 12.4 and 13.1 us on
+one core of an AMD EPYC with torch 2.13, and 31.4 to 38.7 us on the host of an H200 with torch 2.11, where
+autograd has a separate thread for the device.
 """
 
 COMPILED_US: Mapping[str, float] = MappingProxyType({"cpu": 2.0, "cuda": 8.0})
@@ -62,42 +60,11 @@ SCOUTS = 8
 class Crossing:
     """A call of the reference or of our autograd function, depending on the backward operator's choice.
 
-    Parameters
-    ----------
-    problem : Problem
-        The problem of the call.
-    mask : tuple of bool
-        Which of its tensors need a gradient.
-    forward : tuple of Problem and Choice
-        The operator that runs, and its choice: torch's reference, an exploration, or a kernel.
-    bridge : callable
-        ``bridge(backward)`` returns the autograd function with the gradient ``backward``.
-    backward : callable
-        The backward operator.
-    unobserved : callable
-        The same without observers of calls, for a race.
-    find : callable
-        Returns the problem of the backward operator's arguments and its choice, or None.
-    pairs : Pairs
-        Finds and measures what both ways take together.
-    policy : str
-        Under ``measure`` every pair is measured in a call, under ``auto`` a doubtful one in the background,
-        under any other none.
-    later : callable
-        Runs a function in the background.
-    aside : callable
-        Returns a context within which no call is watched, for a race.
-    met : int
-        The number of earlier calls.
-    only_captured : bool
-        Whether only captured calls come here, and eager ones go to another crossing.
-    clock : callable
-        Returns nanoseconds; a test may replace it.
-
-    Attributes
-    ----------
-    call : callable
-        Takes the operator's arguments, all positional.
+    ``mask`` says which tensors need a gradient; ``forward`` is the problem and choice of the operator that
+    runs. ``bridge(backward)`` returns the autograd function, ``unobserved`` is ``backward`` for a race, and
+    ``find`` returns the problem and choice of the backward operator's arguments. ``pairs`` measures both ways
+    together: each under the policy ``measure``, a doubtful one in the background under ``auto``. With
+    ``only_captured`` eager calls go to another crossing. ``call`` takes the operator's arguments.
     """
 
     def __init__(

@@ -35,15 +35,7 @@ def from_any_depth(resolve: Resolver) -> Resolver:
 
 
 class Joiner:
-    """Wraps the plan of a choice, and joins it with its backward operator.
-
-    Parameters
-    ----------
-    chooser : Chooser
-        Makes choices, and determines which kernels would accept a problem.
-    op : callable
-        ``op(name, backend=...)``: returns an operator of the session.
-    """
+    """Wraps the plan of a choice, and joins it with its backward operator, which ``op`` returns by name."""
 
     def __init__(self, chooser: Chooser, op: Callable[..., Operator]) -> None:
         self.chooser, self.tuner, self.registry, self._op = chooser, chooser.tuner, chooser.tuner.registry, op

@@ -56,23 +56,6 @@ class Differentiable:
         operator reads it, and else the tensor without a watch for writes. All are held by default.
     """
 
-    __slots__ = (
-        "_all",
-        "_copied",
-        "_kept",
-        "_numbers",
-        "_outputs",
-        "_places",
-        "_saved",
-        "_unread",
-        "backward",
-        "checks",
-        "described",
-        "forward",
-        "gradient",
-        "reference",
-    )
-
     def __init__(
         self,
         spec: OpSpec,
@@ -280,20 +263,9 @@ def gradients(
     saved: Sequence[Tensor],
     numbers: Sequence[Any],
 ) -> list[Tensor | None]:
-    """Return the gradients of the tensors of a call.
+    """Return the gradients of the tensors of a call, from that of its result.
 
-    Parameters
-    ----------
-    call : Differentiable
-        The call.
-    grad : Tensor
-        The gradient of its result.
-    mask : tuple of bool
-        Which of its tensors need a gradient.
-    saved : sequence of Tensor
-        The tensors that it saved.
-    numbers : sequence
-        Its arguments that may differ from call to call.
+    ``mask`` says which need one; ``saved`` and ``numbers`` are the tensors and numbers that the call kept.
     """
     if functorch.is_legacy_batchedtensor(grad) and (rows := _rows(grad)) is not None:
         return _by_rows(call, rows, mask, saved, numbers)

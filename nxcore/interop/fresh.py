@@ -18,16 +18,9 @@ APART = 512
 
 
 class Fresh(NamedTuple):
-    """A tensor that a plan makes.
+    """A tensor that a plan makes: with memory of its own, or in that of the one whose number is ``whole``.
 
-    Attributes
-    ----------
-    dtype, sizes, strides
-        Its own.
-    whole : int, optional
-        The number of the tensor in whose memory it is; None for memory of its own.
-    place : int
-        Where it begins there, in elements.
+    There it begins at ``place``, in elements.
     """
 
     dtype: torch.dtype

@@ -19,6 +19,9 @@ functorch = torch._C._functorch
 interpreter = functorch.peek_interpreter_stack
 """The innermost transform of ``torch.func``; None outside of all."""
 
+nn: Any = torch._C._nn
+"""The functions of ``torch.nn.functional`` in C: many of the public ones are Python around them."""
+
 tracing_state = torch._C._get_tracing_state
 """The trace of ``torch.jit.trace``; None outside of it. The public test is slower."""
 

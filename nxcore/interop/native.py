@@ -16,6 +16,7 @@ import torch
 from nxcore.context import NOTHING, PREFERENCE
 from nxcore.errors import FOREIGN
 from nxcore.interop import internals
+from nxcore.interop.own import own_of
 from nxcore.interop.program import Recorder
 from nxcore.spec.launched import run_by
 from nxcore.spec.origin import installing
@@ -43,16 +44,9 @@ class NativeWarning(UserWarning):
 
 
 class Found(NamedTuple):
-    """The extension, or why there is none.
+    """The extension, ready for use, and where it comes from; or None, and why there is none.
 
-    Attributes
-    ----------
-    extension : module, optional
-        The extension, ready for use; None without one.
-    detail : str
-        Where it comes from, or why there is none.
-    ok : bool
-        False if it is installed and can't be used.
+    ``ok`` is False if it is installed and can't be used.
     """
 
     extension: Any
@@ -137,3 +131,5 @@ def adopt(operator: Any, spec: OpSpec) -> None:
     extension.adopt(
         operator, params, lowers, type(operator).__call__, spec.reference, spec.check, spec.holds[0]
     )
+    if hasattr(extension, "own") and (own := own_of(spec)):
+        extension.own(operator, *own)

@@ -81,17 +81,8 @@ class Program(NamedTuple):
 class Recorder:
     """A plan whose calls are recorded until the extension can repeat them.
 
-    Parameters
-    ----------
-    call : callable
-        The plan; takes the operator's arguments, all positional.
-    again : callable
-        Returns the same plan with launches that are noted instead of made.
-
-    Attributes
-    ----------
-    direct : object
-        The extension's object, which calls this one where none of its programs fits.
+    ``again`` returns the same plan with launches that are noted instead of made. ``direct`` is the object of
+    the extension, which calls this one where none of its programs fits.
     """
 
     def __init__(self, call: Callable[..., Any], again: Callable[[], Callable[..., Any]]) -> None:
@@ -174,14 +165,7 @@ class _Made(TorchDispatchMode):
 
 
 def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
-    """Return all that a call does.
-
-    Parameters
-    ----------
-    call : callable
-        The plan, with launches that are noted.
-    args : tuple
-        The operator's arguments; tensors at 16 bytes, each at another address.
+    """Return all that a call does; the plan notes launches, and tensors lie apart at multiples of 16 bytes.
 
     Raises
     ------

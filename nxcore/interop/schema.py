@@ -46,17 +46,10 @@ class Unfit(Exception):  # noqa: N818  not an error: it gives the reason why an 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An argument of the schema. A parameter with several types has several slots.
+    """An argument of the schema: its name, torch's type of one value, and whether it is a sequence of them.
 
-    Attributes
-    ----------
-    name : str
-    type : str
-        torch's name of the type of one value.
-    listed : bool
-        Whether it is a sequence of such values.
-    single : bool
-        Whether a sequence of one value means the value: to an operator ``3`` and ``(3,)`` are the same.
+    A parameter with several types has several slots. If ``single``, a sequence of one value means the value:
+    to an operator ``3`` and ``(3,)`` are the same.
     """
 
     name: str
@@ -87,15 +80,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A parameter and its slots, the first of which has its position in the signature.
-
-    Attributes
-    ----------
-    param : Param
-    slots : tuple of Slot
-    optional : bool
-        Whether None is a valid value.
-    """
+    """A parameter and its slots, the first of which has its position; if ``optional``, None is valid."""
 
     param: Param
     slots: tuple[Slot, ...]
