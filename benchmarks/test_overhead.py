@@ -18,8 +18,10 @@ import torch
 
 from nxcore.call.operator import Operator
 from nxcore.errors import present
+from nxcore.expression.activations import ACTIVATIONS
 from nxcore.interop import autocast, native
 from nxcore.interop.autograd import Differentiable
+from nxcore.interop.own import own_of
 from nxcore.ops import nxcore_ops
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
@@ -123,6 +125,36 @@ def test_a_hit_stays_within_its_budget(case: str, record_property: Any) -> None:
     given = [a for p, a in zip(op.spec.params, bound, strict=True) if not p.keyword]
     cost = _again_if_over(lambda: _above_direct(op, bound, lambda: op(*given)))
     _gate(case, *cost, record_property)
+
+
+TORCHS, READS = 1.1, 1.6
+"""A call that torch serves, in its own calls; and one that reads a setting of torch's in Python."""
+
+
+@pytest.mark.skipif(native.found().extension is None, reason=f"nxcore-native: {native.found().detail}")
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+@pytest.mark.parametrize("name", [name for name in (*SMOKE, *ACTIVATIONS) if own_of(SESSION.op(name).spec)])
+def test_where_torch_serves_a_call_costs_what_torchs_does(
+    name: str, grad: bool, record_property: Any
+) -> None:
+    op = SESSION.op(name)
+    spec, own = op.spec, present(own_of(op.spec), "own")
+    bound = spec.tagged("smoke")[0].build(spec, "cpu", torch.float32)
+    for tensor in tensors_of(bound):
+        tensor.requires_grad_(grad and tensor.is_floating_point() and spec.gradient is not None)
+    given = bound[: min(own.most, sum(a is not p.default for p, a in zip(spec.params, bound, strict=True)))]
+    op.replan(op.key(*bound), spec.reference)
+
+    limit = READS if any(p.read for p in spec.params) else TORCHS
+
+    def measured() -> tuple[float, float]:
+        least = _least_us({"ours": lambda: op(*given), "torchs": lambda: own.function(*given)}, LONGER)
+        return least["ours"], limit * least["torchs"]
+
+    ours, most = _again_if_over(measured)
+    record_property("torchs", limit * ours / most)
+    print(f"\n{name}{' with gradients' * grad}: {ours:.2f} us, {limit * ours / most:.2f} of torch's own")
+    assert ours <= most
 
 
 def test_a_pair_made_anew_is_compared_item_by_item(record_property: Any) -> None:

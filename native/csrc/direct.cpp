@@ -75,17 +75,6 @@ PyMethodDef methods[] = {
 }  // namespace
 }  // namespace nxcore::direct
 
-nxcore::Ref nxcore::direct_of(PyObject* call) {
-  static PyObject* const func = PyUnicode_InternFromString("func");
-  const bool switches = std::string_view(Py_TYPE(call)->tp_name) == "functools.partial";
-  Ref target = switches ? steal(PyObject_GetAttr(call, func)) : share(call);
-  return target && Py_TYPE(target.ptr()) == &DirectType ? target : Ref();
-}
-
-const nxcore::Program* nxcore::program_for(PyObject* direct, PyObject* args, Call& made) {
-  return direct::fitting(direct::Direct::of(direct), PySequence_Fast_ITEMS(args), PySequence_Fast_GET_SIZE(args), made);
-}
-
 PyTypeObject nxcore::DirectType =
     direct::Direct::type("nxcore_native.Direct", "A plan that runs machine code without the interpreter's lock.",
                          direct::create, Py_TPFLAGS_HAVE_VECTORCALL, direct::methods);

@@ -5,7 +5,8 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
-#include "repeat.h"
+#include "program.h"
+#include "table.h"
 #include "types.h"
 
 namespace nxcore {
@@ -16,14 +17,6 @@ using torch::autograd::variable_list;
 using NodePtr = decltype(torch::autograd::Edge::function);  // its class depends on torch's version
 
 constexpr size_t MOST_TENSORS = 64;  // of a call: the bits of a mask
-constexpr size_t EACH = 8;           // of the passes that aren't repeated may begin to be
-
-// What backward passes have in common that need the same gradients.
-struct Pass {
-  Ref order;  // see Differentiable.order; None where Python makes the backward operator's arguments
-  std::shared_ptr<Repeat> repeat;
-  size_t others = 0;  // passes that it didn't fit
-};
 
 // What follows from the problem; the same for all calls of a plan.
 struct Plan {
@@ -41,12 +34,13 @@ struct Plan {
   bool checks;   // whether to look which gradients this pass needs
   size_t count;  // of the operator's arguments
   uint64_t id;   // no two plans of a process have the same one
-  std::map<uint64_t, Pass> passes;  // by the gradients that a pass needs
+  // By the gradients that a pass needs: see Differentiable.order; None where Python makes the arguments.
+  std::map<uint64_t, Ref> orders;
 
   int visit(visitproc visit, void* arg) const {
     for (const Ref* one : {&owner, &forward, &backward}) Py_VISIT(one->ptr());
-    const auto stops = [&](const auto& pass) { return pass.second.repeat && pass.second.repeat->visit(visit, arg); };
-    return std::any_of(passes.begin(), passes.end(), stops);
+    for (const auto& [mask, order] : orders) Py_VISIT(order.ptr());
+    return 0;
   }
 };
 
@@ -160,18 +154,10 @@ variable_list Node::apply(variable_list&& grads) {
   const size_t count = num_outputs();
   if (!grads[0].defined()) return variable_list(count);
   variable_list tensors = unpacked(grads[0]), found;
-  std::optional<pybind11::gil_scoped_acquire> locked(std::in_place);
+  const pybind11::gil_scoped_acquire locked;
   Plan& plan = Join::of(join.ptr());
   const uint64_t wanted = mask(plan.checks);
-  Pass* const pass = !traces && plain(grads[0]) ? &plan.passes[wanted] : nullptr;
-  if (const auto repeat = pass ? pass->repeat : nullptr) {  // which another thread may replace
-    Call made;
-    if (repeat->reads(plan.backward.ptr(), tensors, numbers.ptr(), made)) {
-      locked.reset();
-      if (repeat->runs(made, found)) return found.resize(count), found;
-      locked.emplace();
-    }
-  }
+  const bool ordinary = !traces && plain(grads[0]);
   const auto wrapped = [&](size_t i) { return THPVariable_Wrap(tensors[i]); };
   const auto ask = [&](const char* method) {
     const auto flag = [wanted](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); };
@@ -183,34 +169,31 @@ variable_list Node::apply(variable_list&& grads) {
     if (!answer) raise();
     return answer;
   };
+  Ref order = ordinary ? plan.orders[wanted] : Ref();
+  if (ordinary && !order) plan.orders[wanted] = order = ask("order");
   // The backward operator's arguments: what the pass has, in the order in which Differentiable.order numbers it.
   const auto numbered = [&](size_t i) -> PyObject* {
     if (i < tensors.size()) return wrapped(i);
     i -= tensors.size();
-    for (PyObject* pool : {numbers.ptr(), PyTuple_GET_ITEM(pass->order.ptr(), 1)}) {
+    for (PyObject* pool : {numbers.ptr(), PyTuple_GET_ITEM(order.ptr(), 1)}) {
       const size_t size = static_cast<size_t>(PyTuple_GET_SIZE(pool));
       if (i < size) return Py_NewRef(PyTuple_GET_ITEM(pool, i));
       i -= size;
     }
     return PyErr_Format(PyExc_IndexError, "an order has too few constants");
   };
-  if (pass && !pass->order) pass->order = ask("order");
   Ref result;
-  if (pass && pass->order.ptr() != Py_None) {
-    PyObject *const form = PyTuple_GET_ITEM(pass->order.ptr(), 0), *const backward = plan.backward.ptr();
-    const Ref args = filled(form, numbered);
+  if (order && !order.is_none()) {
+    const Ref args = filled(PyTuple_GET_ITEM(order.ptr(), 0), numbered);
     if (!args) raise();
     const auto restored = c10::make_scope_exit([was = std::exchange(within_node, true)] { within_node = was; });
-    result = steal(PyObject_CallObject(backward, args.ptr()));
-    // What isn't repeated is asked for again now and then: a look-up takes longer than a count.
-    if (result && pass->others++ % EACH == 0 && PyObject_TypeCheck(backward, &LookupType))
-      pass->repeat = Repeat::of(backward, form, args.ptr(), tensors, numbers);
+    result = steal(PyObject_CallObject(plan.backward.ptr(), args.ptr()));
   } else {
     result = ask("gradients");
   }
   if (!result || !read(result.ptr(), found)) raise();
   found.resize(count);
-  if (pass)
+  if (ordinary)
     for (at::Tensor& one : found) one = itself(one, grads[0]);
   return found;
 }

@@ -279,20 +279,6 @@ PyGetSetDef fields[] = {{"near", get_near, set_near, "The Python path's table of
 
 }  // namespace
 
-Standing find_plan(PyObject* self, PyObject* args) {
-  State& state = Lookup::of(self);
-  Asked asked{state.params, all_of(state, args)};
-  const Entry* entry = asked.args && read(state, asked) ? state.table.find(asked) : nullptr;
-  if (!entry || entry->excluded) return PyErr_Clear(), Standing();
-  return {asked.now, state.table.filling(), share(entry->part(2))};
-}
-
-bool stands(PyObject* self, const Standing& found) {
-  const State& state = Lookup::of(self);
-  Around now;
-  return state.open && state.table.filling() == found.filling && now.read(state.lowers) && now == found.now;
-}
-
 PyTypeObject LookupType = [] {
   PyTypeObject type =
       Lookup::type("nxcore_native.Lookup", "The base of an operator's class, which finds plans without running Python.",

@@ -250,9 +250,4 @@ inline std::unique_ptr<Program> program_of(PyObject* given) {
   return made;
 }
 
-// Of direct.cpp: the Direct that a callable is, or has behind nxcore's Switch, a partial; none for another one.
-Ref direct_of(PyObject* call);
-// The program of a Direct that fits a call, and what it brings; null without one.
-const Program* program_for(PyObject* direct, PyObject* args, Call& made);
-
 }  // namespace nxcore

@@ -226,9 +226,8 @@ class Table {
     --size_;
   }
 
-  void clear() { size_ = 0, ++filling_, last_ = nullptr, static_cast<void>(std::exchange(entries_, {})); }  // before a plan is freed
+  void clear() { size_ = 0, last_ = nullptr, static_cast<void>(std::exchange(entries_, {})); }  // before a plan is freed
   size_t size() const { return size_; }
-  uint64_t filling() const { return filling_; }  // how often it was emptied
 
   int visit(visitproc visit, void* arg) const {
     for (const auto& row : entries_)
@@ -241,18 +240,6 @@ class Table {
   std::unordered_map<uint64_t, std::vector<std::unique_ptr<Entry>>> entries_;
   const Entry* last_ = nullptr;
   size_t size_ = 0;
-  uint64_t filling_ = 0;
 };
-
-// Where an operator's plan was found, to ask without a call whether it still is.
-struct Standing {
-  Around now = {};
-  uint64_t filling = 0;
-  Ref call = {};  // none where no plan is found, or dispatch keys are excluded around it
-};
-
-// Of lookup.cpp: finds the plan of a call that has all arguments; and whether the operator would find it again.
-Standing find_plan(PyObject* operator_, PyObject* args);
-bool stands(PyObject* operator_, const Standing& found);
 
 }  // namespace nxcore
