@@ -21,7 +21,7 @@ from nxcore.interop.internals import nn
 from nxcore.spec.spec import OpSpec
 
 SAME, TUPLE, DENSE = "std"
-"""What becomes of a result: nothing; a tuple, in place of torch's own class of tuples; or it is made dense in
+"""Forms of a result: torch's own; a tuple, in place of torch's class of tuples; or a tensor that is dense in
 the memory format of the first argument, as by ``nxcore.spec.window.dense``."""
 
 
