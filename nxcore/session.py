@@ -196,7 +196,7 @@ class Session:
             with autocast.disabled():
                 return self._explain(operator, bound if given is None else given, decide)
         operator.spec.check(*bound)
-        if sharding.is_sharded(bound) and operator.spec.ways(*bound):
+        if sharding.is_sharded(bound) and sharding.ways_of(operator.spec, bound):
             reason, backend = "every rank chooses a kernel for its own shards of the DTensors", None
         if reason and backend not in (None, "torch"):
             raise UnsupportedProblemError(name, str(backend), [reason])

@@ -24,6 +24,11 @@ def is_sharded(args: tuple[Any, ...]) -> bool:
     return cls is not None and any(isinstance(t, cls) for t in tensors_of(args))
 
 
+def ways_of(spec: OpSpec, args: tuple[Any, ...]) -> list[Way]:
+    """Return the ways by which ranks divide a call."""
+    return [way for way in spec.ways(*args) if not way.audits]
+
+
 def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Run ``call`` on each rank's own shards of ``args``, all positional; return its shard of the result.
 
@@ -35,7 +40,7 @@ def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> An
 
     spec.check(*args)
     tensors: list[Any] = tensors_of(args)
-    ways = spec.ways(*args)
+    ways = ways_of(spec, args)
     known = all(isinstance(t, DTensor) and t.device_mesh == tensors[0].device_mesh for t in tensors)
     kinds = {type(p) for t in tensors for p in t.placements} if known else set()
     if not ways or not known or not kinds <= {Shard, Replicate, Partial}:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nxcore.ops.sum import BENCH, SMOKE, Dim, described, outputs
+from nxcore.ops.sum import BENCH, SMOKE, Dim, described, outputs, ways
 from nxcore.plugin import (
     DEGENERATE,
     SAME,
@@ -199,6 +199,7 @@ def of_axes(name: str, reference: Callable[..., Any], **other: Any) -> OpSpec:
         "terms": lambda x, dim, keepdim: 1,
         "exact": True,
         "autocast": SAME,
+        "ways": ways,
     }
     return OpSpec(name=name, reference=reference, **shared | other)
 

@@ -28,6 +28,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     laid_out,
     rand,
@@ -169,6 +170,7 @@ SPEC = OpSpec(
     terms=lambda logits: logits.shape[-1],
     idioms=MappingProxyType({"entr": by_entr}),
     gradient=Gradient("entropy_backward", _backward, saves=("logits",)),
+    ways=lambda logits: tuple(Way((d,), d, audits=True) for d in range(logits.ndim - 1)),
     outputs=outputs,
     autocast=SAME,
 )

@@ -25,6 +25,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     canonical_dims,
     rand,
@@ -92,6 +93,12 @@ def described(x: Any, dim: Any, keepdim: Any, dtype: torch.dtype | None = None) 
     dims = canonical_dims(dim, x.ndim)
     shape = tuple(1 if i in dims else n for i, n in enumerate(x.shape) if keepdim or i not in dims)
     return TensorMeta.row_major(shape, dtype or x.dtype, x.device)
+
+
+def ways(x: Any, dim: Any, keepdim: Any) -> tuple[Way, ...]:
+    """Divide along any axis that is kept."""
+    kept = [d for d in range(x.ndim) if d not in canonical_dims(dim, x.ndim)]
+    return tuple(Way((d,), d if keepdim else i, audits=True) for i, d in enumerate(kept))
 
 
 def cost(x: Any, dim: Any, keepdim: Any) -> Cost:
@@ -180,6 +187,7 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     gradient=Gradient("sum_backward", _backward),
+    ways=ways,
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
 )
 

@@ -95,7 +95,7 @@ def backward_of(
 
     def ways(_grad: Any, *args: Any) -> tuple[Way, ...]:  # the gradient is cut as the result is
         found = (way for way in spec.ways(*args) if None not in (way.result, way.tensors[0]))
-        return tuple(Way((way.result, *way.tensors), way.tensors[0]) for way in found)
+        return tuple(Way((way.result, *way.tensors), way.tensors[0], way.audits) for way in found)
 
     def with_grad(sample: Sample) -> Sample:
         bound = spec.bind(*sample.args, **sample.kwargs)

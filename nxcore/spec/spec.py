@@ -130,6 +130,8 @@ class Way:
         takes whole, whose gradient is the sum of the parts' gradients.
     result : int or None
         The dimension along which the results are concatenated; None if nothing is divided.
+    audits : bool
+        Whether audits alone divide by it: torch's own rules shard its DTensors.
 
     Examples
     --------
@@ -139,6 +141,7 @@ class Way:
 
     tensors: tuple[int | None, ...]
     result: int | None
+    audits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,7 @@ class OpSpec:
         ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are constrained, such
         as indices, from the described arguments. Other tensors may hold any values.
     ways : callable
-        ``ways(*arguments)``: the ways to divide a call; DTensors are sharded by them.
+        ``ways(*arguments)``: the ways to divide a call: audits take rows, and DTensors are sharded.
     autocast : Mapping of str to str
         Device type -> what ``torch.autocast`` does to floating arguments: ``same`` (nothing), ``lower``
         (casts them to its dtype) or ``float32`` (computes in float32). For other device types, the reference

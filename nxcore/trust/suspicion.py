@@ -23,7 +23,7 @@ INPUTS = "inputs must be left unchanged"
 
 
 def confirmed(
-    planned: Callable[..., Any], spec: OpSpec, own: tuple[Any, ...], result: Any, *, changed: bool
+    planned: Callable[..., Any] | None, spec: OpSpec, own: tuple[Any, ...], result: Any, *, changed: bool
 ) -> str:
     """Return why a suspect is convicted; empty if the caller's own actions may be the cause.
 
@@ -33,8 +33,8 @@ def confirmed(
 
     Parameters
     ----------
-    planned : callable
-        The suspect's plan for the call's problem.
+    planned : callable, optional
+        The suspect's plan for the call's problem; None for some rows of a call, which can't run again.
     spec : OpSpec
         The operator.
     own : tuple
@@ -48,6 +48,10 @@ def confirmed(
     truth = Truth.of(spec, given)
     if not truth.judge(truth.torch, laid_out=False).ok:
         return ""  # on these inputs torch's own result is wrong too
+    if planned is None:
+        first = truth.judge(result, laid_out=False)
+        clear = not (changed or first.ok) and _sure(truth, given, result)
+        return first.reason if clear and bool(strays(spec, given, truth.torch, result, slack=CLEAR)) else ""
     mine = twin(own)
     try:
         again = planned(*mine)

@@ -31,6 +31,8 @@ class Pending:
         Events before and after the audit.
     versions : tuple
         Those of the result then: the caller may write into it since, as an activation in place does.
+    part : bool
+        Whether arguments and result are those of some rows.
     """
 
     watch: Watch
@@ -40,6 +42,7 @@ class Pending:
     start: Any
     end: Any
     versions: tuple[int | None, ...]
+    part: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,7 @@ is convicted. A convicted kernel is put into quarantine, and its plans are dropp
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -22,11 +23,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from nxcore.choose.learn.exploration import Switch
 from nxcore.choose.learn.pending import Pending
 from nxcore.context import REGIME, capturing
-from nxcore.errors import VerificationError
+from nxcore.errors import FOREIGN, VerificationError
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem, leaves
 from nxcore.trust.distance import strays
 from nxcore.trust.form import exchanged, form, meet, misformed, spans, twin
+from nxcore.trust.rows import Rows, rows
 from nxcore.trust.state import State, disturbance
 from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore, versions
 from nxcore.trust.truth import without_out
@@ -165,19 +167,19 @@ class Watch:
             If the kernel is convicted, and the watch is strict.
         """
         device, began = self.problem.device, time.perf_counter()
-        own = self._copies(args) if audit and self._able else None
+        own, taken = self._copies(args) if audit and self._able else (None, None)
         self._audits += own is not None
         before = State.now(device, quick=own is None)
         entered = time.perf_counter()
         result = self.planned(*args)
         left = time.perf_counter()
         try:
-            given = own or args
+            given = args if taken else own or args
             disturbed = disturbance(
                 before, device, lambda: self.planned(*twin(given)), lambda: self._reference(twin(given))
             )
             with torch.no_grad():
-                found, result = self._looked_at(args, own, result)
+                found, result = self._looked_at(args, own, result, taken)
             found = self._put(found or disturbed)
         except Exception as error:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
             found, self._able = "", self._able and not isinstance(error, torch.OutOfMemoryError)
@@ -200,40 +202,53 @@ class Watch:
         try:
             with torch.no_grad():
                 own, spec, result = pending.own, self.problem.spec, pending.result
+                planned = None if pending.part else self.planned
                 now = versions(result)  # a result that was written since tells nothing of the call
                 lost = changed or None in now or now != pending.versions
-                found = confirmed(self.planned, spec, own, result, changed=lost)
+                found = confirmed(planned, spec, own, result, changed=lost)
                 return self._put(found)
         except Exception:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
             return ""
 
-    def _copies(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return copies of the arguments; None where an audit would take too much memory."""
-        if not self._owner.room(COPIES * sum(t.nbytes for t in leaves(args)), self.problem.device):
-            return None
+    def _copies(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, Rows | None]:
+        """Return copies of the arguments, of a large call those of rows; None where memory is too short."""
+        size = sum(t.nbytes for t in leaves(args))
         try:
-            copies: tuple[Any, ...] = twin(args)
-        except Exception:  # noqa: BLE001  for example out of memory: the call must not fail for it
-            return None
-        return copies
+            if size > HELD and out_of(self.problem.spec, args) is None:
+                taken = rows(self.problem.spec, args, self.problem.outputs, random.randrange)
+                if taken:
+                    return taken.of(args), taken
+            if self._owner.room(COPIES * size, self.problem.device):
+                return twin(args), None
+        except FOREIGN:  # for example out of memory: the call must not fail for it
+            pass
+        return None, None
 
-    def _looked_at(self, args: tuple[Any, ...], own: tuple[Any, ...] | None, result: Any) -> tuple[str, Any]:
+    def _looked_at(
+        self, args: tuple[Any, ...], own: tuple[Any, ...] | None, result: Any, taken: Rows | None
+    ) -> tuple[str, Any]:
         """Return why the kernel is convicted, empty if it isn't, and the caller's result."""
-        spec = self.problem.spec
-        reason, native = self._form(args, result, own)
+        spec, whole = self.problem.spec, None if taken else own
+        reason, native = self._form(args, result, whole)
         malformed = bool(reason)
         if not reason and own is not None:
-            native = self._reference(own) if native is None else native
-            strayed = strays(spec, self._inputs(own), native, result)
-            flags = torch.stack([strayed, differ(spec, args, own)])
-            if flags.is_cuda:
-                self._later(own, result, flags)
+            seen = result
+            if taken:
+                seen = taken.results(result)
+                right = taken.right(spec, own, seen)
+            else:
+                right = native = self._reference(own) if native is None else native
+            now = taken.of(args) if taken else args
+            flags = torch.stack([strays(spec, self._inputs(own), right, seen), differ(spec, now, own)])
+            if flags.is_cuda and not (taken and self._calls <= 1):
+                self._later(own, seen, flags, part=taken is not None)
             elif bool(flags.any()):
-                reason = confirmed(self.planned, spec, own, result, changed=bool(flags[1]))
+                planned = None if taken else self.planned
+                reason = confirmed(planned, spec, own, seen, changed=bool(flags[1]))
         if reason:
-            if own is not None and (malformed or reason == INPUTS):
-                restore(args, own)
-            native = self._reference(own or args) if native is None else native
+            if whole is not None and (malformed or reason == INPUTS):
+                restore(args, whole)
+            native = self._reference(whole or args) if native is None else native
             out = out_of(spec, args)
             return reason, native if out is None else out.copy_(native)
         self._hold(result)
@@ -302,13 +317,13 @@ class Watch:
         small = [t for t in self._alone(result) if t.untyped_storage().nbytes() <= HELD]
         return exchanged(result, dict(zip(map(id, small), twin(small), strict=True)))
 
-    def _later(self, own: tuple[Any, ...], result: Any, flags: Tensor) -> None:
+    def _later(self, own: tuple[Any, ...], result: Any, flags: Tensor, *, part: bool) -> None:
         """Start to read an audit's outcome, which is known once CUDA has completed it."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         pinned = torch.empty(2, dtype=torch.bool, pin_memory=True).copy_(flags, non_blocking=True)
         end.record()
-        self._owner.later(Pending(self, own, result, pinned, start, end, versions(result)))
+        self._owner.later(Pending(self, own, result, pinned, start, end, versions(result), part))
 
 
 def _alive(held: Any) -> bool:

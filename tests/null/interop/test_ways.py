@@ -12,18 +12,21 @@ from tests.null import fakes
 from tests.table import for_each
 
 DIVIDED = {
-    "add",
-    "avg_pool2d",
-    "conv2d",
-    "depthwise_conv2d",
-    "global_avg_pool2d",
-    "global_max_pool2d",
-    "matmul",
-    "max_pool2d",
-    "pointwise_conv2d",
-    "sep_conv2d",
-    "softmax_sum",
-    "weighted_sum",
+    *(
+        "add",
+        "all",
+        "amax",
+        "amax_backward",
+        "amin",
+        "amin_backward",
+        "any",
+        "argmax",
+        "argmin",
+        "avg_pool2d",
+    ),
+    *("conv2d", "depthwise_conv2d", "entropy", "entropy_backward", "global_avg_pool2d", "global_max_pool2d"),
+    *("matmul", "max", "max_pool2d", "mean", "min", "pointwise_conv2d", "sep_conv2d", "softmax_sum", "sum"),
+    *("avg_pool2d", "weighted_sum"),
 }
 ENDLESS = frozenset({"bench", "huge", "degenerate"})
 
