@@ -37,13 +37,6 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def interrupt_again():
-    try:
-        interrupt()
-    except KeyboardInterrupt:
-        raise
-
-
 def in_a_handler(raised):
     """A handler of another signal raises, as frameworks' do at the end of a job."""
 
@@ -176,9 +169,3 @@ def test_the_compiled_path_of_calls_sees_an_exit_too():
         kernel.place = "call"
         with pytest.warns(KernelWarning, match="raised ExitError: raised GeneratorExit"):
             assert torch.equal(session.op("add")(X, X), X + X)
-
-
-def test_a_reraised_interruption_of_a_kernel_is_its_own():
-    with pytest.raises(KeyboardInterrupt) as raised:
-        interrupt_again()
-    assert "raised KeyboardInterrupt" in str(blamed(raised.value))

@@ -181,7 +181,7 @@ class Watch:
             with torch.no_grad():
                 found, result = self._looked_at(args, own, result, taken)
             found = self._put(found or disturbed)
-        except Exception as error:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
+        except FOREIGN as error:  # for example out of memory: the check failed, not the kernel
             found, self._able = "", self._able and not isinstance(error, torch.OutOfMemoryError)
             before.restore(device, own=True)
         self.cost, self.call_s = (
@@ -207,7 +207,7 @@ class Watch:
                 lost = changed or None in now or now != pending.versions
                 found = confirmed(planned, spec, own, result, changed=lost)
                 return self._put(found)
-        except Exception:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
+        except FOREIGN:  # for example out of memory: the check failed, not the kernel
             return ""
 
     def _copies(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, Rows | None]:
