@@ -15,7 +15,7 @@ from nxcore.context import KernelWarning
 from nxcore.errors import VerificationError
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.spec.exits import blamed, leave
+from nxcore.spec.exits import leave
 from nxcore.spec.kernel import YES
 from nxcore.testing import examine
 from nxcore.trust.quarantine import Quarantine
