@@ -42,13 +42,13 @@ class Outcome:
         Results, gradients, arguments and buffers.
     graded : list of bool
         Whether each result has a gradient.
-    dice : list
+    random_states : list
         The states of the random generators.
     """
 
     tensors: list[Tensor | None]
     graded: list[bool]
-    dice: list[Any]
+    random_states: list[Any]
 
 
 def twin_of(module: nn.Module, device: torch.device | None = None) -> nn.Module:
@@ -83,7 +83,7 @@ def difference(twin: nn.Module, own: Call, ours: Call, given: Any) -> str | None
             found = _outcome(ours, twin, given)
         except FOREIGN as error:
             return f"a trial call raised {type(error).__name__}: {error}"
-    if differ(found.dice, wanted.dice):
+    if differ(found.random_states, wanted.random_states):
         return "a trial call drew other random numbers"
     if found.graded != wanted.graded or not _agree(found.tensors, wanted.tensors):
         return "a trial call returned another result or gradient"
@@ -145,8 +145,8 @@ def _outcome(call: Call, twin: nn.Module, given: Any) -> Outcome:
         left: list[Tensor | None] = [
             t if t is None else t.detach().clone() for t in (*results, *grads, *held, *twin.buffers())
         ]
-        dice = [*hosts(), *(torch.cuda.get_rng_state(p.device) for p in _first_cuda(twin))]
-        return Outcome(left, [t.requires_grad for t in results], [_bytes(d) for d in dice])
+        states = [*hosts(), *(torch.cuda.get_rng_state(p.device) for p in _first_cuda(twin))]
+        return Outcome(left, [t.requires_grad for t in results], [_bytes(s) for s in states])
     finally:
         with torch.no_grad():
             for b, value in were:

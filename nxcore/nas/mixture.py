@@ -27,8 +27,7 @@ from nxcore.nas.lists import LISTS, WRITES, ZEROS, is_zero, lists_of
 from nxcore.nas.pending import version
 from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.shared_pools import shared
-from nxcore.nas.taking import before
-from nxcore.nas.watch import AUDIT, PART
+from nxcore.nas.watch import AUDIT, PART, before
 from nxcore.nn import Part, Swap
 from nxcore.nn.exchange import PATCHED
 

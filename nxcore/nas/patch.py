@@ -15,8 +15,8 @@ from nxcore.nas.audit import Audit, Count
 from nxcore.nas.blend import ENDS
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixture import TAKES
-from nxcore.nas.taking import TAKING, Folded, Taking, before, folded, sharing
-from nxcore.nas.watch import AUDIT, LEFT, PART
+from nxcore.nas.taking import TAKING, Folded, Taking, folded, sharing
+from nxcore.nas.watch import AUDIT, LEFT, PART, before
 from nxcore.nn import Part, Swap, watching
 from nxcore.nn.exchange import PATCHED, become, patched
 from nxcore.nn.swap import exchanged, restore

@@ -28,8 +28,7 @@ from nxcore.nas.casts import half_of, rounded
 from nxcore.nas.chains import MOST, TRIAL, Form, form_of, holds
 from nxcore.nas.proof import IMAGE
 from nxcore.nas.reading import Reads, Unclear
-from nxcore.nas.watch import AUDIT, Watch
-from nxcore.nn.exchange import PATCHED
+from nxcore.nas.watch import AUDIT, Watch, before
 from nxcore.nn.normed import NORMS
 from nxcore.nn.sequential import CONVOLUTIONS, RELUS
 
@@ -139,11 +138,6 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _trained(layers: Layers | None, x: Any) -> Tensor | None:
     return convolved(layers, x) if layers is not None and layers.norm.training else None
-
-
-def before(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of the operation's own ``forward``."""
-    return getattr(type(op), PATCHED, type(op)).forward(op, *args, **kwargs)
 
 
 def known(op: nn.Module) -> Layers | None:

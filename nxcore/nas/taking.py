@@ -26,7 +26,7 @@ from nxcore.nas.comparison import aside, difference, part, twin_of, usual
 from nxcore.nas.lists import WRITES, ZEROS, Scope, lists_of, unwatched, watched, within, zeros_of
 from nxcore.nas.reading import Reads
 from nxcore.nas.recording import Recording
-from nxcore.nas.watch import AUDIT, LEFT, PART, Watch
+from nxcore.nas.watch import AUDIT, LEFT, PART, Watch, before
 from nxcore.nn import Part, Swap
 from nxcore.nn.exchange import PATCHED, become
 
@@ -233,11 +233,6 @@ def _watch_of(part: Part, module: nn.Module, reads: Reads) -> Watch:
     audits = [held[AUDIT].watch for held in map(vars, module.modules()) if AUDIT in held]
     zeros = [watch for held in map(vars, module.modules()) for _, watch in held.get(ZEROS, ())]
     return Watch([*reads.held, *(one for watch in (*audits, *zeros) for one in watch.held)])
-
-
-def before(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of the module's own ``forward``."""
-    return getattr(type(module), PATCHED, type(module)).forward(module, *args, **kwargs)
 
 
 def seen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

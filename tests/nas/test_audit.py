@@ -111,6 +111,11 @@ def test_the_rate_falls_to_a_floor():
     assert due[-1] - due[-2] == due[-2] - due[-3] == SELDOM
 
 
+def test_calls_of_this_packages_code_are_not_repeated():
+    assert Count(nas.Cell).due == float("inf")
+    assert Count(darts.Cell).due == audit.FIRST
+
+
 def test_modules_of_one_structure_share_their_calls():
     net = darts.Network(4, 3, 3, 2)
     nas.patch(net, graphs=False, watch=False)
