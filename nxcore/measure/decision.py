@@ -121,7 +121,7 @@ class Decision:
     rule : str
         ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``family`` (a
         clear winner at measured sizes around it), ``prior`` (not measured, so torch), ``reference``,
-        ``exploring`` (calls take turns between the candidates) or ``inconclusive`` (others disturbed it).
+        ``exploring`` (torch, until the kernels were raced) or ``inconclusive`` (others disturbed it).
     reason : str
         The reason, as one sentence.
     candidates : tuple of Candidate
