@@ -126,3 +126,15 @@ def test_inputs_lie_at_odd_addresses_only_where_they_may(odd):
     for others in ((), None):
         assert not unheld(call, args, Truth.of(spec, args), others, odd=odd)
     assert any(met) is odd
+
+
+def test_a_result_in_the_memory_of_an_earlier_one_is_compared_with_what_that_held():
+    spec, runs = SPECS["add"], []
+    args = spec.samples[0].build(spec, torch.device("cpu"), torch.float32)
+    kept = spec.reference(*args)
+
+    def call(*given):
+        runs.append(1)
+        return kept.copy_(spec.reference(*given)) if len(runs) < 3 else kept.fill_(0.5)
+
+    assert unheld(call, args, Truth.of(spec, args), ()).startswith("in another thread")

@@ -53,8 +53,8 @@ def verified_runs(op: str, dtype: torch.dtype = torch.float32) -> int:
     smoke = [s.build(spec, "cpu", dtype) for s in spec.tagged("smoke")]
     others = variants(spec, smoke[0], Problem.of(spec, smoke[0]))
     moved = sum(whole(spec, args) for args in smoke)
-    # The first with other numbers, in a thread, in inference mode, and varied.
-    return len(smoke) + moved + 2 + 2 + len(others)
+    # The first with other numbers, again, in a thread, in inference mode, and varied.
+    return len(smoke) + moved + 2 + 3 + len(others)
 
 
 class Clock:
