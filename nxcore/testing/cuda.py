@@ -13,13 +13,11 @@ from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Cell, Declined, Inapplicable
 from nxcore.testing.rules import Rule
 from nxcore.trust.memory import each, poison, span
+from nxcore.trust.rows import EDGE
 from nxcore.trust.truth import Truth, without_out
 
 CYCLES = 50_000_000
 """Cycles of the device's clock: a wait that is longer than any launch."""
-
-FAR = 2**31
-"""The first offset that a signed 32-bit integer can't hold."""
 
 
 def _ready(cell: Cell) -> tuple[Cell, tuple[Any, ...]]:
@@ -92,7 +90,7 @@ def reads_far_offsets(cell: Cell) -> None:
     free, _ = torch.cuda.mem_get_info()
     if not target.ndim or target.shape[0] < 2:
         raise Inapplicable("the first smoke sample has no dimension to stretch")
-    stride = FAR // (target.shape[0] - 1) + 64
+    stride = EDGE // (target.shape[0] - 1) + 64
     strides = (stride, *TensorMeta.of(target.contiguous()).strides[1:])
     needed = (stride * target.shape[0] + span(target)) * target.element_size()
     if needed > free // 2:

@@ -35,7 +35,7 @@ Run = Callable[[Call, tuple[Any, ...]], Any]
 ODD = 65
 """Elements of a wall: behind it, a tensor is aligned to one element alone."""
 
-LARGE, LARGE_HALF = 10**6, 3000
+LARGE, LARGE_HALF = 1_000_000, 3000
 """Factors on a number, and in float16, whose largest number is 65504."""
 
 

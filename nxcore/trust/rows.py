@@ -18,10 +18,10 @@ from nxcore.spec.spec import OpSpec, Way
 from nxcore.trust.memory import each
 from nxcore.trust.truth import widened
 
-EDGE = 2**31
+EDGE = 1 << 31
 """Bytes, and elements, beyond which an offset has more than 31 bits."""
 
-DEPENDENCE = 2**24
+DEPENDENCE = 1 << 24
 """The most bytes of the arguments that one row may depend on, and that all rows together have on a GPU."""
 
 PART = 1000

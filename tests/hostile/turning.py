@@ -1,4 +1,4 @@
-"""Twelve plugins that are right until they have passed their gate, the tenth of them in two forms.
+"""Plugins that are right until they have passed their gate; ``leaving`` has those of settings.
 
 Each is the reference in disguise until ``turn`` is called; from then on it is wrong in its own way.
 """
@@ -34,13 +34,10 @@ class Turning:
         From a reference to what computes in its place once it has turned.
     reason : str
         A part of the reason that it must be convicted for.
-    right : bool
-        Its values are right: only what it leaves behind is wrong.
     """
 
     bad: Callable[[Call], Call]
     reason: str
-    right: bool = False
     turned: set[str] = field(default_factory=set, init=False)
 
     def turn(self, op: str) -> None:
@@ -69,20 +66,6 @@ def _lately(change: Callable[[Any], Any]) -> Callable[[Call], Call]:
         def compute(*args: Any) -> Any:
             result = reference(*args)
             return tuple(map(change, result)) if isinstance(result, tuple) else change(result)
-
-        return compute
-
-    return disguise
-
-
-def _besides(effect: Callable[[], Any]) -> Callable[[Call], Call]:
-    """Return the right result, and leave something behind."""
-
-    def disguise(reference: Call) -> Call:
-        def compute(*args: Any) -> Any:
-            result = reference(*args)
-            effect()
-            return result
 
         return compute
 
@@ -142,10 +125,6 @@ def seldom(reference: Call) -> Call:
     return compute
 
 
-def _other_threads() -> None:
-    torch.set_num_threads(torch.get_num_threads() % 2 + 1)
-
-
 TURNING = {
     "view_of_an_input": Turning(viewing, "a result must not share memory with an input"),
     "buffer_used_again": Turning(
@@ -156,20 +135,6 @@ TURNING = {
     "meta": Turning(_lately(lambda right: right.to("meta")), "device must be torch's cpu, got meta"),
     "none": Turning(_lately(lambda right: None), "must be a plain tensor, got NoneType"),
     "input_mutated": Turning(mutating, "inputs must be left unchanged"),
-    "default_dtype": Turning(
-        _besides(lambda: torch.set_default_dtype(torch.float64)),
-        "torch.get_default_dtype() was torch.float32, is torch.float64",
-        right=True,
-    ),
-    "grad_mode": Turning(
-        _besides(lambda: torch._C._set_grad_enabled(not torch.is_grad_enabled())),
-        "torch.is_grad_enabled() was",
-        right=True,
-    ),
-    "generator": Turning(
-        _besides(lambda: torch.manual_seed(0)), "the state of torch's random number generator", right=True
-    ),
-    "threads": Turning(_besides(_other_threads), "torch.get_num_threads() was", right=True),
     "wrong_past_10000": Turning(_lately(_far_off), "elementwise error is"),
     "wrong_in_a_thousand": Turning(seldom, "the same inputs again gave the right result"),
 }
