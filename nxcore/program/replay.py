@@ -127,7 +127,7 @@ class Replay:
             return self.run(*inputs)
         if self._partly is not None:
             self._again("its losses use other results than before")
-            return self._met_again(inputs)
+            return self.run(*inputs) if self.state is State.PLAIN else self._met_again(inputs)
         if not recording.may_begin:
             return self.run(*inputs)
         if self._swept is False:  # the memory of an audit's run, after its backward pass
@@ -171,11 +171,11 @@ class Replay:
 
     def _again(self, why: str) -> None:
         """Record a later call again, if it wasn't too often."""
-        self._left -= 1
+        self._left, self._partly = self._left - 1, None
         if self._left < 0:
             self._end(State.PLAIN, why)
         else:
-            self._recording, self._partly, self._met = None, None, 0
+            self._recording, self._met = None, 0
             self.state, self.why = State.COUNTING, why
 
     def _met_again(self, inputs: Sequence[Any]) -> Sequence[Any]:
