@@ -126,8 +126,8 @@ class Replay:
             self._again("its parameters were moved")
             return self.run(*inputs)
         if self._partly is not None:
-            self._again("its losses use other results than before")
-            return self.run(*inputs) if self.state is State.PLAIN else self._met_again(inputs)
+            again = self._again("its losses use other results than before")
+            return self._met_again(inputs) if again else self.run(*inputs)
         if not recording.may_begin:
             return self.run(*inputs)
         if self._swept is False:  # the memory of an audit's run, after its backward pass
@@ -169,14 +169,15 @@ class Replay:
             self._recording = None
             leave(self._device)
 
-    def _again(self, why: str) -> None:
-        """Record a later call again, if it wasn't too often."""
+    def _again(self, why: str) -> bool:
+        """Record a later call again, if it wasn't too often; return whether that is so."""
         self._left, self._partly = self._left - 1, None
         if self._left < 0:
             self._end(State.PLAIN, why)
         else:
             self._recording, self._met = None, 0
             self.state, self.why = State.COUNTING, why
+        return self._left >= 0
 
     def _met_again(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run a call; record it if its signature has come often enough."""
