@@ -32,9 +32,9 @@ def small(monkeypatch, operator_has, raced_by):
     operator_has(CAPACITY=SMALL)
     monkeypatch.setattr(rare, "COUNTED", SMALL)
     monkeypatch.setattr(recorded, "MOST", SMALL)
-    monkeypatch.setattr(chooser, "DECISIONS", SMALL)
+    monkeypatch.setattr(chooser, "PROBLEMS", SMALL)
     monkeypatch.setattr(files, "KEPT", SMALL)
-    monkeypatch.setattr(watches, "KEPT", SMALL)
+    monkeypatch.setattr(watches, "PROBLEMS", SMALL)
 
     def race(calls, device, **how):
         us = {label: 100.0 if label.startswith("torch") else 50.0 for label in calls}

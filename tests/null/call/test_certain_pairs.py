@@ -97,7 +97,7 @@ def test_the_calls_of_a_race_are_not_watched(joining, monkeypatch):
 
 def test_a_decision_is_found_by_the_operator_that_runs_too(pairs_has):
     """A pool with a gradient runs another operator than without."""
-    pairs_has(PAIRS=1)
+    pairs_has(PROBLEMS=1)
     found, decision = learning(0.7, 0.7)[0].chooser.pairs, Decision("torch", "measured", "")
     called, inner = of("cpu"), of("cuda")
     choice = SimpleNamespace(decision=decision)

@@ -274,7 +274,7 @@ def test_an_explanation_says_that_it_waits():
     for told in ("", "; calls so far: 1", "; calls so far: 2"):
         found = session.explain("add", X, X, decide=False)
         assert (found.decision.chosen, found.decision.rule) == ("torch", "prior")
-        assert found.decision.reason.endswith(f"which explores it in its calls, once it comes back{told}")
+        assert found.decision.reason.endswith(f"which explores it beside its calls, once it comes back{told}")
         op(X, X)
     op(X, X)
     assert session.explain("add", X, X, decide=False).decision.rule == "exploring"
