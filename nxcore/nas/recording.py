@@ -60,12 +60,14 @@ class Recording:
         What their code reads, and what of that can't be watched.
     able : bool
         Whether it could record: not beside a profiler.
+    blocks : list of Recording
+        The outermost block, which sees every call, and those within it.
     """
 
     def __init__(self) -> None:
         self.reads = Reads(lenient=True)
         self.able = False
-        self._open = [self]  # this block, and those within it: all are told by the outermost
+        self.blocks = [self]
         # By identity: the hash of code reads all of it. The code is held, so that no other has its number.
         self._whose: dict[int, tuple[types.CodeType, bool, bool]] = {}
 
@@ -75,16 +77,16 @@ class Recording:
         outer = getattr(profiler, "__self__", None)
         self.able = profiler is None or isinstance(outer, Recording)
         if isinstance(outer, Recording):
-            self._open = outer._open  # noqa: SLF001  of this class
-            self._open.append(self)
+            self.blocks = outer.blocks
+            self.blocks.append(self)
         elif profiler is None:
             sys.setprofile(self.seen)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End."""
-        if self._open[0] is not self:
-            self._open.remove(self)
+        if self.blocks[0] is not self:
+            self.blocks.remove(self)
         elif self.able:
             sys.setprofile(None)
 
@@ -93,14 +95,14 @@ class Recording:
         code = frame.f_code
         if event == "c_call":
             if self._known(code)[1] and not (allowed(arg) or _of_torch(arg)):
-                for recording in self._open:
+                for recording in self.blocks:
                     if recording.reads.ran(code):
                         recording.reads.effects.append(f"it calls {getattr(arg, '__qualname__', arg)}")
         elif event == "call":
             _, users_own, pythons = self._known(code)
             if users_own or pythons:
-                for recording in self._open:
-                    recording._called(frame, users_own=users_own)  # noqa: SLF001  of this class
+                for recording in self.blocks:
+                    recording.note(frame, users_own=users_own)
 
     def _known(self, code: types.CodeType) -> tuple[types.CodeType, bool, bool]:
         """Return code, whether it is the user's, and whether it is Python's."""
@@ -109,7 +111,7 @@ class Recording:
             found = self._whose[id(code)] = code, users(code), _pythons(code)
         return found
 
-    def _called(self, frame: types.FrameType, *, users_own: bool) -> None:
+    def note(self, frame: types.FrameType, *, users_own: bool) -> None:
         """Note a function, if it is a module's or was called by one: torch and this package call others."""
         code, caller = frame.f_code, frame.f_back
         by_user = caller is not None and self._known(caller.f_code)[1] and self.reads.ran(caller.f_code)
