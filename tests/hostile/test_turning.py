@@ -141,14 +141,6 @@ def test_what_is_wrong_in_a_thousand_calls_is_convicted_by_a_sample():
     with session.use("hostile"):
         operator(x, x)
         hostile.turn("add")
-
-        def until_convicted():
-            for _ in range(20_000):
-                arm(session)
-                operator(x, x)
-                if convicted(session):
-                    return
-
         with pytest.warns(KernelWarning, match="the same inputs again gave the right result"):
-            until_convicted()
+            assert any(arm(session) or operator(x, x) is None or convicted(session) for _ in range(20_000))
     assert convicted(session) == [("wrong", "add", "hostile", "float32")]

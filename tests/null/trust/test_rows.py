@@ -8,7 +8,7 @@ import torch
 from nxcore.context import KernelWarning
 from nxcore.spec.problem import Problem, leaves
 from nxcore.trust.form import twin
-from nxcore.trust.rows import DEPENDENCE, EDGE, PART, Rows, rows
+from nxcore.trust.rows import DEPENDENCE, EDGE, PART, rows
 from tests.null import fakes
 from tests.null.fakes import SPECS
 from tests.table import for_each
@@ -71,8 +71,7 @@ CALLS = {
     "matmul": lambda: (torch.randn(9_000, 200), torch.randn(200, 300)),
     "max": lambda: (torch.randn(20_000, 128), 1),
     "entropy": lambda: (torch.randn(20_000, 128),),
-    "softmax_sum": lambda: (tuple(torch.randn(600_000, 2).unbind(1)[:1]) * 3, torch.randn(3)),
-    "avg_pool2d": lambda: (torch.randn(64, 40, 40, 40), 2),
+    "softmax_sum": lambda: (torch.randn(3, 600_000), torch.randn(3)),
 }
 NAMES = {"outer": "sum", "broadcast": "add"}
 
@@ -83,7 +82,6 @@ def test_parts_of_a_call_give_the_parts_of_its_result(name):
     args = spec.bind(*CALLS[name]())
     result = spec.reference(*args)
     found = rows(spec, args, result, lambda n: n // 2)
-    assert isinstance(found, Rows)
     parts, seen = found.of(args), found.results(result)
     for right, part in zip(found.right(spec, parts, seen), seen, strict=True):
         torch.testing.assert_close(right, part, rtol=1e-4, atol=1e-5)
