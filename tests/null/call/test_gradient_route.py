@@ -38,8 +38,8 @@ recall_has = stand_in(Recall)
 def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
     session, _ = learning(0.5, 0.5)
     held = threading.Event()
-    enter = session.tuner.enter
-    monkeypatch.setattr(session.tuner, "enter", lambda *a, **k: held.wait(20) and enter(*a, **k))
+    entered = session.tuner.entered
+    monkeypatch.setattr(session.tuner, "entered", lambda *of: held.wait(20) and entered(*of))
     crossed = [step(session, settle=False) for _ in range(40)]
     held.set()
     session.chooser.learner.settle(30)
