@@ -141,7 +141,7 @@ class Way:
 
     tensors: tuple[int | None, ...]
     result: int | None
-    audits: bool = False
+    audits: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

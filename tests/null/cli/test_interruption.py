@@ -94,7 +94,7 @@ def test_tune_ends_with_what_it_has_measured(monkeypatch):
 
 
 def test_a_command_notes_interruptions(cli_has):
-    cli_has(app=lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    cli_has(app=lambda *_: seen.append(signal.getsignal(signal.SIGINT)))
     seen = []
     cli.main()
     assert seen != [signal.default_int_handler]
@@ -102,7 +102,7 @@ def test_a_command_notes_interruptions(cli_has):
 
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_what_fails_after_an_interruption_is_no_traceback(cli_has, interrupted):
-    def failing():
+    def failing(*_):
         if interrupted:
             lose()
         raise ImportError("cannot load module more than once per process")
