@@ -7,7 +7,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   const auto setup = [](Ref preference, Ref nothing, Ref raw_stream) {
     *environment = {preference, nothing, raw_stream, &at::globalContext()};
   };
-  module.attr("INTERFACE") = 1;  // as nxcore/interop/native.py has it
+  module.attr("INTERFACE") = 2;  // as nxcore/interop/native.py has it
   module.def("setup", setup, "setup(preference, nothing, raw_stream): comes first.");
   module.def("adopt", adopt, "adopt(operator, params, lowers, call, reference, check, holds): its calls come here.");
   module.def("own", own, "own(operator, function, most, names, form, single): torch's, in place of the reference.");

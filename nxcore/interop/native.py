@@ -24,7 +24,7 @@ from nxcore.spec.spec import REQUIRED, Drawn, OpSpec
 
 GROUP = "nxcore.native"
 
-INTERFACE = 1
+INTERFACE = 2
 """The extension's number for what either side calls of the other; it is raised with every change."""
 
 LETTERS = {
@@ -131,5 +131,5 @@ def adopt(operator: Any, spec: OpSpec) -> None:
     extension.adopt(
         operator, params, lowers, type(operator).__call__, spec.reference, spec.check, spec.holds[0]
     )
-    if hasattr(extension, "own") and (own := own_of(spec)):
+    if own := own_of(spec):
         extension.own(operator, *own)

@@ -72,7 +72,7 @@ def test_an_extension_for_another_torch_is_left_out_and_said_so(path, native_has
 @COMPILED
 def test_an_extension_of_other_sources_is_left_out_and_said_so(path, native_has):
     native_has(entry_points=lambda group: [Entry(SimpleNamespace)])
-    with pytest.warns(native.NativeWarning, match="from other sources: interface 0, expected 1"):
+    with pytest.warns(native.NativeWarning, match="from other sources: interface 0, expected 2"):
         assert native.found.__wrapped__().extension is None
 
 
