@@ -23,6 +23,7 @@ from nxcore.choose.learn.budget import Pace, until_the_end
 from nxcore.choose.learn.pending import Pending
 from nxcore.choose.learn.rota import Rota
 from nxcore.choose.learn.watch import Watch
+from nxcore.choose.survey import FREE_S
 from nxcore.context import REGIME, KernelWarning
 from nxcore.spec.problem import Problem
 
@@ -32,9 +33,6 @@ problems all begin in one step. In runs for captures, whose results no caller ge
 
 LEAST_S = 0.1
 """The least seconds between two looks at what is to be armed, and until CUDA's outcome of one is read."""
-
-FREE_S = 1.0
-"""Seconds for which the free memory of a device counts: a look at it takes milliseconds."""
 
 MOST = 1 << 31
 """The most bytes of an audit on the CPU; on CUDA the limit is a quarter of the free memory."""
