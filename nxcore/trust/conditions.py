@@ -32,7 +32,7 @@ from nxcore.trust.truth import Truth, without_out
 Call = Callable[..., Any]
 Run = Callable[[Call, tuple[Any, ...]], Any]
 
-ODD = 65
+ODD = WALL + 1
 """Elements of a wall: behind it, a tensor is aligned to one element alone."""
 
 LARGE, LARGE_HALF = 1_000_000, 3000
