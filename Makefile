@@ -51,10 +51,10 @@ demo: $(VENV)/.demo
 	$(BIN)/nxcore search --data digits --preset tiny --output build/search
 
 test: $(VENV)/.test native-where-possible
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal -rs --part=first
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=first
 
 test-all: $(VENV)/.test native-where-possible native-sanitize-where-changed
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal -rs --part=rest
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=rest
 
 again: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n 0 --last-failed --last-failed-no-failures=none

@@ -11,6 +11,7 @@ import re
 import tempfile
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
     items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why most tests were skipped, in a line for each reason, unless pytest's own list was asked for."""
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    if not reasons or set(terminalreporter.reportchars) & set("saA"):
+        return
+    terminalreporter.section("why tests were skipped, by the five most common reasons")
+    for reason, count in reasons.most_common(5):
+        terminalreporter.write_line(f"{count:6,}  {reason.removeprefix('Skipped: ')}")
+    terminalreporter.write_line(f"{reasons.total():6,}  in all; pytest -rs lists them")
 
 
 def _of_operator(item: pytest.Item) -> bool:

@@ -226,7 +226,8 @@ class Table {
     --size_;
   }
 
-  void clear() { size_ = 0, last_ = nullptr, static_cast<void>(std::exchange(entries_, {})); }  // before a plan is freed
+  // Nothing is found any more before a plan is freed.
+  void clear() { size_ = 0, last_ = nullptr, static_cast<void>(std::exchange(entries_, {})); }
   size_t size() const { return size_; }
 
   int visit(visitproc visit, void* arg) const {

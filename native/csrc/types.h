@@ -14,8 +14,8 @@ extern PyTypeObject JoinType;    // a forward plan and a backward operator as on
 // A parameter's name, kind and default; whether it is required or passed by name alone; what reads it.
 using GivenParam = std::tuple<Ref, char, Ref, bool, bool, Ref>;
 
-// What becomes of the result of torch's own function: nothing, a tuple, or a tensor that is dense in the memory format of
-// the first argument; the letters are those of nxcore.interop.own.
+// What becomes of the result of torch's own function: nothing, a tuple, or a tensor that is dense in the memory format
+// of the first argument; the letters are those of nxcore.interop.own.
 enum class Form : char { same = 's', tuple = 't', dense = 'd' };
 
 // Lets calls of `operator_` come to its Lookup from now on; `python` is its __call__, `reference` torch's function, and

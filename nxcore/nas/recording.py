@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import types
@@ -11,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from nxcore.measure.collection import no_collection
 from nxcore.nas.reading import FUNCTIONS, Reads
 from nxcore.nn.exchange import PATCHED, awake
 
@@ -68,6 +70,7 @@ class Recording:
         self.reads = Reads(lenient=True)
         self.able = False
         self.blocks = [self]
+        self._ends = contextlib.ExitStack()
         # By identity: the hash of code reads all of it. The code is held, so that no other has its number.
         self._whose: dict[int, tuple[types.CodeType, bool, bool]] = {}
 
@@ -80,6 +83,7 @@ class Recording:
             self.blocks = outer.blocks
             self.blocks.append(self)
         elif profiler is None:
+            self._ends.enter_context(no_collection())  # a callback of one is the program's code too
             sys.setprofile(self.seen)
         return self
 
@@ -89,6 +93,7 @@ class Recording:
             self.blocks.remove(self)
         elif self.able:
             sys.setprofile(None)
+        self._ends.close()
 
     def seen(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """See a call."""

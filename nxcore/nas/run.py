@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from nxcore.errors import FOREIGN
+from nxcore.measure.collection import no_collection
 from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.recording import TORCHS, Recording, allowed, called, users
 from nxcore.nas.symbols import KNOWN, Form, Symbol
@@ -127,7 +128,8 @@ class Run:
         if before is not None and getattr(before, "__func__", None) is not Recording.seen:
             raise Unclear("a profiler is running")
         try:
-            found = self._inside(self.module, (), make(self))
+            with no_collection():  # a callback of one is the program's code too
+                found = self._inside(self.module, (), make(self))
         except Unclear:
             raise
         except FOREIGN as error:

@@ -1,11 +1,16 @@
 """Recordings: which of the user's functions run in a block, and in the blocks within it."""
 
+import gc
 import sys
 import timeit
 
-from torch import nn, ones
+import pytest
+from torch import nn, ones, randn
 
+from nxcore import nas
 from nxcore.nas.recording import Recording
+from tests.nas import darts
+from tests.nas.test_network import step
 
 
 def half(x, times):
@@ -66,3 +71,35 @@ def test_beside_a_profiler_nothing_is_recorded():
         assert sys.getprofile() is not None
     finally:
         sys.setprofile(None)
+
+
+@pytest.fixture
+def collected():
+    """The program's own callback of Python's collection of garbage, which comes at nearly every object."""
+    phases, before = [], gc.get_threshold()
+
+    def called(phase, info):
+        phases.append(half(phase, 0))
+
+    gc.callbacks.append(called)
+    gc.set_threshold(1, 1, 1)
+    yield phases
+    gc.set_threshold(*before)
+    gc.callbacks.remove(called)
+
+
+def test_what_python_calls_by_itself_is_no_part_of_a_block(collected):
+    model = Halved()
+    with Recording() as recording:
+        model(ones(2))
+    assert (recording.reads.effects, recording.reads.unclear) == ([], [])
+    assert collected, "before and after"
+    assert gc.isenabled()
+
+
+def test_a_network_is_taken_though_garbage_is_collected(collected):
+    patched = darts.Network()
+    swap = nas.patch(patched)
+    step(patched, randn(2, 3, 8, 8), randn(2, 5, 8))
+    assert {"Cell", "MixedOp"} <= set(swap.replaced.values())
+    assert collected
