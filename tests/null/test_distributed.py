@@ -110,10 +110,7 @@ def test_what_was_learnt_before_ranks_agreed_comes_too_late():
 
 
 def test_what_ranks_found_is_in_the_order_of_the_cells():
-    found = [
-        {"rows": [0, 2, 4], "left": 0, "stopped": ""},
-        {"rows": [1, 3], "left": 1, "stopped": "budget"},
-    ]
+    found = [{"rows": [0, 2, 4], "left": 0, "stopped": ""}, {"rows": [1, 3], "left": 1, "stopped": "budget"}]
     assert together(found) == {"rows": [0, 1, 2, 3, 4], "left": 1, "stopped": "budget"}
 
 

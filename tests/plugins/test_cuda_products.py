@@ -90,8 +90,7 @@ def operand(rows, columns, turned):
     ],
 )
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TILES],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TILES]
 )
 def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
     """Of whole numbers, whose many sums are exact, then of few terms."""

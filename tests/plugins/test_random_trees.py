@@ -32,12 +32,7 @@ GPU_PARTS = 32
 ILL = 0.06
 """The share of trees whose float32 in torch itself is further from float64 than rounding errors explain."""
 
-SHARES = {
-    "triton": (0.0, 0.55),
-    "jax": (0.55, 0.65),
-    "cuda": (0.65, 0.995),
-    "numba": (0.995, 1.0),
-}
+SHARES = {"triton": (0.0, 0.55), "jax": (0.55, 0.65), "cuda": (0.65, 0.995), "numba": (0.995, 1.0)}
 """The trees of each backend, as parts of all: few where compiling a tree takes a second."""
 ON_GPU = {"triton": (0.0, 0.25), "cuda": (0.25, 0.75), "cupy": (0.75, 1.0)}
 

@@ -19,11 +19,7 @@ from tests.plugins.test_strict import opcodes
 
 parts = pytest.importorskip("nxcore_triton.matmul_parts")
 
-TILES = {
-    "usual": parts.Tile(),
-    "wide": parts.Tile(64, 128),
-    "deep": parts.Tile(64, 64, 64, 2, group=1),
-}
+TILES = {"usual": parts.Tile(), "wide": parts.Tile(64, 128), "deep": parts.Tile(64, 64, 64, 2, group=1)}
 needs_interpreter = pytest.mark.skipif(
     not nxcore_triton.tile.INTERPRETED, reason="TRITON_INTERPRET=1 was not set"
 )

@@ -336,10 +336,7 @@ def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, join
         fakes.QUICK,
     )
     learner = session.chooser.learner = Learner(
-        session.chooser.recall,
-        session._forget,
-        clock,
-        Pace(float("inf")),
+        session.chooser.recall, session._forget, clock, Pace(float("inf"))
     )
     joining(0, clock)
     x = torch.randn(1, 2, 6, 6, requires_grad=True)

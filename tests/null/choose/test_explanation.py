@@ -156,10 +156,7 @@ def test_it_tells_who_runs_as_things_are_without_measuring(machine):
 @pytest.mark.parametrize(
     ("policy", "text"),
     [
-        (
-            "measure",
-            "the policy is 'measure', which measures it at its first call, not for an explanation",
-        ),
+        ("measure", "the policy is 'measure', which measures it at its first call, not for an explanation"),
         ("auto", "the policy is 'auto', which explores it beside its calls, once it comes back"),
         ("frozen", "it was never measured, and the policy is 'frozen'"),
     ],

@@ -137,11 +137,7 @@ class World:
         session = Session(settings, fakes.registry(*made, *backends, specs=specs), fakes.QUICK)
         chooser = session.chooser
         chooser.learner = Learner(
-            chooser.recall,
-            session._forget,
-            self.clock,
-            Pace(share=float("inf")),
-            family=chooser.between,
+            chooser.recall, session._forget, self.clock, Pace(share=float("inf")), family=chooser.between
         )
         return session
 

@@ -47,8 +47,7 @@ class Machine:
         spec = fakes.replace(SPECS["add"], idioms={})
         backends = [
             fakes.backend(
-                label,
-                fakes.kernel("add", call, graph_safe=label != "swift", target=f"{label}:plan"),
+                label, fakes.kernel("add", call, graph_safe=label != "swift", target=f"{label}:plan")
             )
             for label, call in self.calls.items()
         ]

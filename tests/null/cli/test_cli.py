@@ -344,11 +344,7 @@ def test_explain_takes_a_real_workload_by_default():
 
 WRONG = {
     "operator": (("explain", "ad"), UnknownOperatorError, "no operator is named 'ad'; did you mean 'add'?"),
-    "sample": (
-        ("explain", "add", "--sample", "alpha"),
-        InvalidInputError,
-        "add has no sample 'alpha'",
-    ),
+    "sample": (("explain", "add", "--sample", "alpha"), InvalidInputError, "add has no sample 'alpha'"),
     "dtype": (
         ("explain", "add", "--dtype", "int8"),
         InvalidInputError,

@@ -32,10 +32,7 @@ def double(x, *rest, **named):
     return 2 * x
 
 
-SAME = {
-    "numbers": ((X,), (X + 1,)),
-    "names in any order": ((X, {"a": 1, "b": 2}), (X, {"a": 1, "b": 2})),
-}
+SAME = {"numbers": ((X,), (X + 1,)), "names in any order": ((X, {"a": 1, "b": 2}), (X, {"a": 1, "b": 2}))}
 DIFFERENT = {
     "shape": (X[:2],),
     "stride": (X.t().contiguous().t(),),

@@ -209,10 +209,7 @@ def test_tune_replays_a_trace_and_the_calls_know(default, tmp_path, monkeypatch)
         nxcore.op("add")(X.t(), X.t())
         nxcore.op("max_pool2d_backward")(*args)
     rows = run("--from-trace", str(path))
-    assert sorted((r["op"], r["name"]) for r in rows) == [
-        ("add", "met 1"),
-        ("max_pool2d_backward", "met 2"),
-    ]
+    assert sorted((r["op"], r["name"]) for r in rows) == [("add", "met 1"), ("max_pool2d_backward", "met 2")]
     assert {r["status"] for r in rows} == {"measured"}
     for op, met in (("add", (X.t(), X.t(), 1, None)), ("max_pool2d_backward", args)):
         assert default.wisdom.read(Problem.of(SPECS[op], met)) is not None

@@ -71,9 +71,7 @@ class Machine:
         ]
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
         found = Session(
-            Settings(cache=self.folder, policy="frozen"),
-            fakes.registry(*backends, specs=specs),
-            fakes.QUICK,
+            Settings(cache=self.folder, policy="frozen"), fakes.registry(*backends, specs=specs), fakes.QUICK
         )
         self.monkeypatch.setattr(sessions, "_default", found)
         return found

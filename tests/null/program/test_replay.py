@@ -204,8 +204,7 @@ class OnHost(Writes):
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
-    [(Writes, "it writes into an argument"), (Returned, "its results share memory")],
+    ("make", "why"), [(Writes, "it writes into an argument"), (Returned, "its results share memory")]
 )
 def test_what_a_replay_cannot_do_runs(compiled, make, why):
     plain, ours = pair(make)

@@ -96,10 +96,7 @@ def test_another_devices_figures_are_kept_apart(tmp_path):
         ("[]", "must hold an object, got list"),
         ("{}", "isn't wisdom of format 1: got format None"),
         ('{"format": 1, "environments": [{}]}', "an environment has no facts"),
-        (
-            '{"format": 1, "environments": [{"facts": {}, "entries": [{"key": {}}]}]}',
-            "an entry is invalid",
-        ),
+        ('{"format": 1, "environments": [{"facts": {}, "entries": [{"key": {}}]}]}', "an entry is invalid"),
         ("[" * 100_000, "isn't JSON"),
     ],
     ids=["no_json", "list", "empty", "no_facts", "no_page", "deep"],

@@ -42,10 +42,7 @@ def planted(folder, monkeypatch, chosen="fast", **us):
     again = fakes.replace(timing([us["torch"]] * 12), repeats="torch")
     page = Page(Decision(chosen, "measured", "it was", seen), again, makes, date=1.0)
     entries = [{"key": key(PROBLEM), "page": page.to_dict()}]
-    document = {
-        "format": 1,
-        "environments": [{"facts": describe("cpu").to_dict(), "entries": entries}],
-    }
+    document = {"format": 1, "environments": [{"facts": describe("cpu").to_dict(), "entries": entries}]}
     folder.mkdir()
     transfer.write(folder / "cpu-some.json", document)
     monkeypatch.setattr(transfer, "SHIPPED", folder)
