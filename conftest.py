@@ -168,6 +168,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seed = zlib.crc32(item.nodeid.encode())
     torch.manual_seed(seed)
     random.seed(seed)
+    torch.use_deterministic_algorithms(False)  # a thread of an earlier test may have restored them
     # Several workers' threads on few numbers wait for one another: on 16 cores, a test of 15 s took minutes.
     # Numba's kernels have a way for several, which is tested too.
     share = SHARE if CUDA else 1
