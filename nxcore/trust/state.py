@@ -254,6 +254,8 @@ def disturbance(
         return ""
     if own := before.left(device):
         return own
+    if threading.current_thread() is not threading.main_thread():
+        return ""  # a trial would put back what the program sets meanwhile
     for _ in range(TRIALS):
         before.restore(device)
         if _changes(control, device, before.quick):

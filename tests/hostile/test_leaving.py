@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from os import environ
 from pathlib import Path
@@ -17,7 +18,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
 from nxcore.testing import examine
-from nxcore.trust.state import FACTS, GENERATOR, State
+from nxcore.trust.state import FACTS, GENERATOR, State, disturbance
 from tests.hostile.leaving import EFFECTS, ONCE, leaving
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -147,6 +148,7 @@ def test_what_a_message_says_of_a_setting_with_many_parts():
 
 PLAIN = """
 import sys
+import threading
 import numba, torch
 from nxcore.spec.problem import Problem
 from nxcore.testing import examine
@@ -182,3 +184,13 @@ def test_a_parallel_numba_kernel_of_an_outside_author(preserved, tmp_path):
     assert why in done.stdout, done.stdout
     assert done.stdout.endswith(" 1\n"), "it is put back"
     assert done.stdout.startswith("[]") == preserved
+
+
+def test_what_the_program_sets_while_another_thread_verifies_stays(monkeypatch, tmp_path):
+    cpu, found = torch.device("cpu"), []
+    before = State.now(cpu)
+    monkeypatch.chdir(tmp_path)  # no kernel's fault, and not to be put back for a trial of one
+    tried = threading.Thread(target=lambda: found.append(disturbance(before, cpu, Path.cwd, Path.cwd)))
+    tried.start()
+    tried.join()
+    assert (found, Path.cwd()) == ([""], tmp_path)
