@@ -116,7 +116,7 @@ def guarded(
 
     given, guard = each(args, walled), Guarded(fill=torch.nan)
     try:
-        with _uncompiled(), guard:
+        with _uncompiled, guard:
             result = call(*given)
     except FOREIGN:  # a kernel may not run in a dispatch mode: then its results have no guards
         result, guard = call(*given), Guarded()
@@ -129,10 +129,31 @@ def guarded(
     return f"on inputs at {where} addresses: {why}" if why else ""
 
 
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Have what torch compiled run as it is written: dynamo gives a function up that it meets in a mode."""
-    known = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if known else contextlib.nullcontext()
+class Uncompiled:
+    """Blocks in which what torch compiled runs as it is written: dynamo gives up what it meets in a mode.
+
+    Torch has one stance for all threads. The first block sets it, and the last one that ends sets it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._blocks, self._stance = threading.Lock(), 0, contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        """Begin, where dynamo is imported."""
+        with self._lock:
+            if not self._blocks and "torch._dynamo" in sys.modules:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._stance.close()
+
+
+_uncompiled = Uncompiled()
 
 
 def _wrong(

@@ -246,7 +246,7 @@ def disturbance(
     What each thread has a value of its own of, the kernel has changed. Any other change may be another
     thread's. So the kernel's ``run`` is repeated, in turns with a ``control`` that changes nothing. The
     kernel is convicted only if its runs always change the state and the controls never do. The state is
-    restored afterwards.
+    restored afterwards. A thread that isn't the main one is unsure: audits in the program's calls decide.
     """
     after = State.now(device, quick=before.quick)
     reason = after.changed(before)

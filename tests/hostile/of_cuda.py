@@ -219,13 +219,7 @@ MUTATIONS = (
         likely="reduction",
         slow=True,
     ),
-    one(
-        NAN,
-        "largest.cuh",
-        (*LARGEST, *LARGEST_OF_ALL),
-        "return b > a || is_nan(b);",
-        "return b > a;",
-    ),
+    one(NAN, "largest.cuh", (*LARGEST, *LARGEST_OF_ALL), "return b > a || is_nan(b);", "return b > a;"),
     one(
         MASK,
         "max_pool2d_backward.cu",

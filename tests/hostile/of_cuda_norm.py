@@ -77,14 +77,7 @@ MUTATIONS = (
         "number;",
         likely="square",
     ),
-    one(
-        MASK,
-        "planes.cuh",
-        SEPARABLE[1:],
-        "strip > 0 ? before : 0.0f",
-        "before",
-        likely="square",
-    ),
+    one(MASK, "planes.cuh", SEPARABLE[1:], "strip > 0 ? before : 0.0f", "before", likely="square"),
     one(MASK, "planes.cuh", FOREACH[1:], "channel + c < S::CHANNELS", "true", likely="square_planes_of_16"),
     one(
         STRIDE,

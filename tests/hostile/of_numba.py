@@ -171,10 +171,7 @@ MUTATIONS = (
         "global_max_pool2d.py",
         LARGEST_OF_ALL,
         (
-            Edit(
-                "largest(x, at, 1, width, top, token)",
-                "largest(x, at, 1, width + 1, top, token)",
-            ),
+            Edit("largest(x, at, 1, width, top, token)", "largest(x, at, 1, width + 1, top, token)"),
             Edit(
                 "largest_numbered(x, at, 1, number, width, top, token)",
                 "largest_numbered(x, at, 1, number, width + 1, top, token)",

@@ -43,13 +43,7 @@ MUTATIONS = (
         "while i <= size:\n        out[i]",
         raises=ENDS,
     ),
-    one(
-        BITS,
-        "gpu/add.py",
-        ("add",),
-        "alpha * np.float32(y[i])",
-        half("alpha * np.float32(y[i])"),
-    ),
+    one(BITS, "gpu/add.py", ("add",), "alpha * np.float32(y[i])", half("alpha * np.float32(y[i])")),
     one(
         STRIDE,
         "gpu/add.py",
@@ -274,13 +268,7 @@ MUTATIONS = (
         STRIDE,
         "gpu/global_max_pool2d.py",
         LARGEST_OF_ALL,
-        (
-            Edit(
-                "base = k0 * kept[0][1] + k1 * kept[1][1]",
-                "base = k0 * kept[0][2] + k1 * kept[1][2]",
-                2,
-            ),
-        ),
+        (Edit("base = k0 * kept[0][1] + k1 * kept[1][1]", "base = k0 * kept[0][2] + k1 * kept[1][2]", 2),),
         raises=ENDS,
     ),
     Mutation(

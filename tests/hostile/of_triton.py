@@ -116,14 +116,7 @@ MUTATIONS = (
             Edit("tl.where(x < UNDERFLOW, UNDERFLOW, x)", "tl.where(x > UNDERFLOW, x, UNDERFLOW)"),
         ),
     ),
-    one(
-        MASK,
-        "softmax_sum.py",
-        ("softmax_sum_backward",),
-        "mask = at < n",
-        "mask = at <= n",
-        count=2,
-    ),
+    one(MASK, "softmax_sum.py", ("softmax_sum_backward",), "mask = at < n", "mask = at <= n", count=2),
     Mutation(
         BITS,
         "softmax_sum.py",
@@ -203,13 +196,7 @@ MUTATIONS = (
             Edit("(value > best) | (value != value)", "value > best"),
         ),
     ),
-    one(
-        MASK,
-        "global_max_pool2d.py",
-        GLOBAL_BACK,
-        "(pixel < pixels)[None, :]",
-        "(pixel >= 0)[None, :]",
-    ),
+    one(MASK, "global_max_pool2d.py", GLOBAL_BACK, "(pixel < pixels)[None, :]", "(pixel >= 0)[None, :]"),
     one(
         STRIDE,
         "global_max_pool2d.py",
@@ -318,13 +305,7 @@ MUTATIONS = (
         SEPARABLE,
         (Edit("tl.where(value < 0, 0.0, value)", "tl.where(value > 0, value, 0.0)", 2),),
     ),
-    one(
-        MASK,
-        "batch_norm.py",
-        (NORM,),
-        "off = tl.where(mask, values - own, 0.0)",
-        "off = values - own",
-    ),
+    one(MASK, "batch_norm.py", (NORM,), "off = tl.where(mask, values - own, 0.0)", "off = values - own"),
     one(
         STRIDE,
         "batch_norm.py",
@@ -340,12 +321,7 @@ MUTATIONS = (
         "centre = tl.sum(shares * counts, 0) / count",
         f"centre = (tl.sum(shares * counts, 0) / count){HALF}",
     ),
-    Mutation(
-        MASK,
-        "batch_norm.py",
-        (NORM_BACK,),
-        (Edit("mask = term < terms", "mask = term <= terms", 4),),
-    ),
+    Mutation(MASK, "batch_norm.py", (NORM_BACK,), (Edit("mask = term < terms", "mask = term <= terms", 4),)),
     one(
         STRIDE,
         "batch_norm.py",
@@ -354,11 +330,5 @@ MUTATIONS = (
         "offset(term, sizes, grad_strides, RANK)",
         likely="stride_zero",
     ),
-    one(
-        BITS,
-        "batch_norm.py",
-        (NORM_BACK,),
-        "level = total / count",
-        f"level = (total / count){HALF}",
-    ),
+    one(BITS, "batch_norm.py", (NORM_BACK,), "level = total / count", f"level = (total / count){HALF}"),
 )

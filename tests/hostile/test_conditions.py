@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from nxcore.testing import examine
-from nxcore.trust.conditions import unheld, variants
+from nxcore.trust.conditions import Uncompiled, unheld, variants
 from nxcore.trust.truth import Truth
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -138,3 +140,18 @@ def test_a_result_in_the_memory_of_an_earlier_one_is_compared_with_what_that_hel
         return kept.copy_(spec.reference(*given)) if len(runs) < 3 else kept.fill_(0.5)
 
     assert unheld(call, args, Truth.of(spec, args), ()).startswith("in another thread")
+
+
+def test_what_torch_compiles_is_compiled_again_after_two_verifications_at_once():
+    counter = CompileCounter()
+    function = torch.compile(lambda x: x + 1, backend=counter)
+    uncompiled = Uncompiled()
+    with contextlib.ExitStack() as first:
+        first.enter_context(uncompiled)
+        uncompiled.__enter__()  # another thread's, which ends later
+        first.close()
+        function(torch.ones(2))
+        assert counter.frame_count == 0
+        uncompiled.__exit__()
+    function(torch.ones(2))
+    assert counter.frame_count == 1

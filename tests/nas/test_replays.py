@@ -91,10 +91,7 @@ def test_cells_of_a_patched_network_are_replayed_and_not_what_is_inside():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "why"),
-    [
-        (Reminded, "runs: it takes more than tensors"),
-        (Forgetful, "runs: it reads SCALE, a Tensor"),
-    ],
+    [(Reminded, "runs: it takes more than tensors"), (Forgetful, "runs: it reads SCALE, a Tensor")],
 )
 def test_where_a_cell_can_not_be_its_mixed_operations_are(make, why):
     plain, patched = networks(make)

@@ -133,10 +133,7 @@ def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, trainer_h
     [
         (("--preset", "tinny"), "preset must be one of tiny, got 'tinny'; did you mean 'tiny'"),
         (("--resume", "nowhere"), "resume must be the folder of a search, got nowhere"),
-        (
-            ("--resume", "nowhere", "--seed", "0"),
-            "--resume takes its options from the search; remove seed",
-        ),
+        (("--resume", "nowhere", "--seed", "0"), "--resume takes its options from the search; remove seed"),
         (("--space", "skip_connect,sep_conv_3"), "space must be .*; did you mean 'sep_conv_3x3'"),
         (
             ("--space", "none,skip_connect"),
@@ -145,10 +142,7 @@ def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, trainer_h
         (("--space", "skip_connect,skip_connect"), "space must be .* distinct"),
         (("--grow", "2:widen"), "grow must be EPOCH:widen:C, .* got '2:widen'"),
         (("--genotype", "nowhere"), "genotype must be random or a search's result.json, got nowhere"),
-        (
-            ("--genotype", "random", "--grow", "2:node"),
-            "--genotype trains without a search; remove --grow",
-        ),
+        (("--genotype", "random", "--grow", "2:node"), "--genotype trains without a search; remove --grow"),
         (("--data", "nowhere"), "source must be digits, cifar10 or a folder that exists, got 'nowhere'"),
     ],
 )

@@ -86,12 +86,7 @@ def restored(model: nn.Module) -> None:
     nxcore.nas.unpatch(model)
 
 
-STATES = {
-    "accelerated": accelerated,
-    "served": accelerated,
-    "patched": patched,
-    "restored": restored,
-}
+STATES = {"accelerated": accelerated, "served": accelerated, "patched": patched, "restored": restored}
 """What nxcore has done to a model before a program does anything; where it is served, kernels run."""
 
 

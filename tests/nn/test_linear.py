@@ -83,10 +83,7 @@ LEFT = {
         "NonDynamicallyQuantizableLinear is a subclass of Linear: its forward may differ",
     ),
     "lazy": (lambda: nn.LazyLinear(3), "LazyLinear is a subclass of Linear: its forward may differ"),
-    "parametrized": (
-        lambda: parametrizations.weight_norm(nn.Linear(4, 3)),
-        "it has parametrizations",
-    ),
+    "parametrized": (lambda: parametrizations.weight_norm(nn.Linear(4, 3)), "it has parametrizations"),
     "a weight that a hook computes": (_hooked, "its weight is no plain parameter"),
     "half": (lambda: nn.Linear(4, 3).half(), "torch computes products of torch.float16"),
     "double": (lambda: nn.Linear(4, 3).double(), "torch computes products of torch.float64"),

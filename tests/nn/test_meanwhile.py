@@ -19,10 +19,7 @@ from nxcore.nn.swap import OURS
 from tests.nn.programs import MAKE, Net, image, same, step
 
 IMAGE = torch.linspace(-2, 2, 4 * 4096 * 16).view(1, 4, 4096, 16)  # for activations too
-STEPS = (
-    (nxcore.accelerate, nxcore.restore),
-    (nxcore.nas.patch, nxcore.nas.unpatch),
-)
+STEPS = ((nxcore.accelerate, nxcore.restore), (nxcore.nas.patch, nxcore.nas.unpatch))
 
 
 def made(cls: type[nn.Module]) -> nn.Module:

@@ -281,10 +281,7 @@ class Peculiar(nn.Module):
     ("raises", "why"),
     [
         (True, "RuntimeError: not like this"),
-        (
-            False,
-            "CaptureError: a run with its bookkeeping together differs from the first, by",
-        ),
+        (False, "CaptureError: a run with its bookkeeping together differs from the first, by"),
     ],
 )
 def test_what_can_not_have_its_bookkeeping_together_is_replayed_with_each_by_itself(raises, why):

@@ -93,10 +93,7 @@ def environment(_, x):
 
 PLANTS = {
     "a global": (lambda _, x: FACTOR * x, lambda m, ours: m.setitem(globals(), "FACTOR", 3.0)),
-    "a function": (
-        lambda _, x: helper(x),
-        lambda m, ours: m.setitem(globals(), "helper", lambda x: 3 * x),
-    ),
+    "a function": (lambda _, x: helper(x), lambda m, ours: m.setitem(globals(), "helper", lambda x: 3 * x)),
     "a registry": (
         lambda _, x: FUNCTIONS["act"](x),
         lambda m, ours: m.setitem(FUNCTIONS, "act", torch.sigmoid),
@@ -114,10 +111,7 @@ PLANTS = {
         lambda net, x: net.head(x).sum() * x,
         lambda m, ours: m.setattr(nn.Linear, "forward", lambda layer, x: x @ (2 * layer.weight.T)),
     ),
-    "a default": (
-        lambda _, x: defaulted(x),
-        lambda m, ours: m.setattr(defaulted, "__defaults__", (3.0,)),
-    ),
+    "a default": (lambda _, x: defaulted(x), lambda m, ours: m.setattr(defaulted, "__defaults__", (3.0,))),
     "a module of python's": (lambda _, x: math.pi * x, lambda m, ours: m.setattr(math, "pi", 3.0)),
     "another method": (lambda _, x: OWN.by(x), lambda m, ours: m.setattr(Base, "by", lambda own, x: 3 * x)),
     "a property": (

@@ -134,10 +134,7 @@ def test_filters_in_channels_last_leave_the_format_of_the_image():
 def test_what_is_torchs_is_declined_with_its_number(backend, x, weight, reason):
     module = pytest.importorskip(f"nxcore_{backend}")
     args = SPEC.bind(torch.ones(x), torch.ones(weight), padding=1)
-    for spec, given in (
-        (SPEC, args),
-        (BACKWARD, BACKWARD.bind(SPEC.reference(*args), *args[:2], padding=1)),
-    ):
+    for spec, given in ((SPEC, args), (BACKWARD, BACKWARD.bind(SPEC.reference(*args), *args[:2], padding=1))):
         (kernel,) = (k for k in module.KERNELS if k.op == spec.name)
         found = kernel.accepts(Problem.of(spec, given))
         assert found.reason.startswith(("needs CUDA tensors", reason))
