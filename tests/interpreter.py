@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from typing import Any
 
 
@@ -18,6 +19,7 @@ def keep_bookkeeping() -> None:
     if remap is None or remap.__module__ == __name__:
         return
     _remap_once(interpreter, remap)
+    _launch_in_turns(interpreter.GridExecutor)
     core = interpreter.tl.core
     _keep_shapes(core)
     _keep_types(core)
@@ -33,6 +35,17 @@ def keep_bookkeeping() -> None:
         return named[key]
 
     interpreter._get_np_dtype = of_numpy
+
+
+def _launch_in_turns(executor: Any) -> None:
+    """Have threads launch one after the other: the grid of a launch is the interpreter's own."""
+    turn, call = threading.RLock(), executor.__call__
+
+    def one(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with turn:
+            return call(self, *args, **kwargs)
+
+    executor.__call__ = one
 
 
 def _remap_once(interpreter: Any, remap: Any) -> None:

@@ -116,7 +116,10 @@ def guarded(
 
     given, guard = each(args, walled), Guarded(fill=torch.nan)
     try:
-        with _uncompiled, guard:
+        with contextlib.ExitStack() as modes:
+            if _guardable():
+                modes.enter_context(_uncompiled())
+                modes.enter_context(guard)
             result = call(*given)
     except FOREIGN:  # a kernel may not run in a dispatch mode: then its results have no guards
         result, guard = call(*given), Guarded()
@@ -129,31 +132,18 @@ def guarded(
     return f"on inputs at {where} addresses: {why}" if why else ""
 
 
-class Uncompiled:
-    """Blocks in which what torch compiled runs as it is written: dynamo gives up what it meets in a mode.
+def _guardable() -> bool:
+    """Return whether results may have guards: dynamo gives up what it meets in a mode, unless it is off.
 
-    Torch has one stance for all threads. The first block sets it, and the last one that ends sets it back.
+    That is for all threads, so a thread beside the program doesn't.
     """
-
-    def __init__(self) -> None:
-        self._lock, self._blocks, self._stance = threading.Lock(), 0, contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        """Begin, where dynamo is imported."""
-        with self._lock:
-            if not self._blocks and "torch._dynamo" in sys.modules:
-                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-            self._blocks += 1
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        with self._lock:
-            self._blocks -= 1
-            if not self._blocks:
-                self._stance.close()
+    return "torch._dynamo" not in sys.modules or threading.current_thread() is threading.main_thread()
 
 
-_uncompiled = Uncompiled()
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Have what torch compiled run as it is written."""
+    known = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if known else contextlib.nullcontext()
 
 
 def _wrong(

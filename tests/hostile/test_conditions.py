@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from nxcore.testing import examine
-from nxcore.trust.conditions import Uncompiled, unheld, variants
+from nxcore.trust.conditions import unheld, variants
 from nxcore.trust.truth import Truth
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -142,16 +141,17 @@ def test_a_result_in_the_memory_of_an_earlier_one_is_compared_with_what_that_hel
     assert unheld(call, args, Truth.of(spec, args), ()).startswith("in another thread")
 
 
-def test_what_torch_compiles_is_compiled_again_after_two_verifications_at_once():
-    counter = CompileCounter()
-    function = torch.compile(lambda x: x + 1, backend=counter)
-    uncompiled = Uncompiled()
-    with contextlib.ExitStack() as first:
-        first.enter_context(uncompiled)
-        uncompiled.__enter__()  # another thread's, which ends later
-        first.close()
+def test_a_verification_beside_the_program_leaves_dynamo_on():
+    spec, counter = SPECS["add"], CompileCounter()
+    function = torch.compile(lambda x: x + 1, backend=counter, fullgraph=True)
+    args = spec.samples[0].build(spec, torch.device("cpu"), torch.float32)
+    found = []
+
+    def call(*given):
         function(torch.ones(2))
-        assert counter.frame_count == 0
-        uncompiled.__exit__()
-    function(torch.ones(2))
-    assert counter.frame_count == 1
+        return spec.reference(*given)
+
+    tried = threading.Thread(target=lambda: found.append(unheld(call, args, Truth.of(spec, args), None)))
+    tried.start()
+    tried.join()
+    assert (found, counter.frame_count) == ([""], 1)
