@@ -48,6 +48,8 @@ HELD = 1 << 22
 COPIES = 12
 """Memory of an audit, in multiples of the problem's own."""
 
+_drawn = random.SystemRandom().randrange  # the program's own generator stays as it is
+
 
 class Watch:
     """A planned kernel whose first calls are watched, and samples of later ones.
@@ -215,7 +217,7 @@ class Watch:
         size = sum(t.nbytes for t in leaves(args))
         try:
             if size > HELD and out_of(self.problem.spec, args) is None:
-                taken = rows(self.problem.spec, args, self.problem.outputs, random.randrange)
+                taken = rows(self.problem.spec, args, self.problem.outputs, _drawn)
                 if taken:
                     return taken.of(args), taken
             if self._owner.room(COPIES * size, self.problem.device):

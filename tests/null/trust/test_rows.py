@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -105,8 +107,10 @@ def test_a_kernel_that_is_wrong_in_the_last_row_alone_is_convicted_in_its_first_
 
     session = fakes.session(fakes.backend("hostile", fakes.kernel(op, call, dtypes=(torch.float32,))))
     session.chooser.watches.room = lambda *_: False  # no memory for copies
+    state = random.getstate()
     with session.use("hostile"), pytest.warns(KernelWarning, match="is in quarantine: wrong in a call"):
         result = fakes.called(session.op(op), args)
     right = SPECS[op].reference(*args)
     for mine, torchs in zip(leaves(result), leaves(right), strict=True):
         torch.testing.assert_close(mine, torchs)
+    assert random.getstate() == state, "a capture takes what the program draws for a reason to refuse"
