@@ -75,7 +75,7 @@ def constants(folder: str) -> int:
 
 BUDGETS = (
     Budget(
-        "lines of Python, nxcore/ and plugins/", 93_200, 78_000, lambda: lines("*.py", "nxcore", "plugins")
+        "lines of Python, nxcore/ and plugins/", 92_460, 78_000, lambda: lines("*.py", "nxcore", "plugins")
     ),
     Budget("lines of Python, tests/", 67_900, 46_000, lambda: lines("*.py", "tests")),
     Budget("lines of Python, benchmarks/", 6_000, 6_000, lambda: lines("*.py", "benchmarks")),

@@ -66,7 +66,7 @@ TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
     "triton": (*COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
-    "numba": (*ON_GPUS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
+    "numba": (*ON_GPUS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
     "numba-cuda": (
         *ON_GPUS,
         *DIRECT,

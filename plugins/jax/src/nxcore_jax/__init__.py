@@ -1,4 +1,4 @@
-"""JAX kernels for nxcore, for comparison: each operator compiled by XLA.
+"""JAX kernels for nxcore, for comparison: sums, blends, pools and expressions, compiled by XLA.
 
 Importing this module doesn't import jax; each kernel's own file does, on first use.
 """
@@ -21,7 +21,6 @@ from nxcore.plugin import (
     Check,
     Code,
     Problem,
-    Reduction,
     TensorMeta,
     Verdict,
     at_most,
@@ -38,7 +37,6 @@ API = 1
 JAX = (0, 10)
 ON_REQUEST = "JAX has a runtime of its own, and compiling a problem takes a tenth of a second"
 ON_CUDA = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-SINGLE = (torch.float32,)
 
 
 def _installed(name: str) -> str | None:
@@ -123,28 +121,18 @@ def _indices(problem: Problem) -> int:
     return x.shape[-1] * x.shape[-2] if problem["return_indices"] else 0
 
 
-def _terms(problem: Problem) -> int:
-    """Return how many terms of an output are numbered."""
-    return Reduction.of_numbered(problem).terms
-
-
 accepts = needs(_place, _packed, integers=("offsets",))
 add = needs(_place, _real, _packed, alike_numbers=True)
 pool = needs(at_most(2**31 - 1, "elements of a plane for their indices", _indices), _place, _packed)
-numbered = needs(at_most(2**31 - 1, "terms of an output to number", _terms), _place, _packed)
-ATOMIC = {"accepts": accepts, "deterministic": False}  # cuDNN may add up by atomics
 
 TARGETS = {
     "add_backward": "add:plan_backward",
     "sum_to_size": "sum:plan",
     "mean": "sum:plan",
-    **dict.fromkeys(("amax", "amin", "any", "all"), "fold:plan"),
     "global_avg_pool2d": "sum:plan",
     "weighted_sum": "softmax_sum:plan_weighted",
     "weighted_sum_backward": "softmax_sum:plan_weighted_backward",
     "softmax_sum_backward": "softmax_sum:plan_backward",
-    "entropy_backward": "entropy:plan_backward",
-    "batch_norm_backward": "batch_norm:plan_backward",
     "avg_pool2d_backward": "avg_pool2d:plan_backward",
     "max_pool2d_backward": "max_pool2d:plan_backward",
     "global_max_pool2d_backward": "global_max_pool2d:plan_backward",
@@ -157,36 +145,10 @@ TARGETS = {
 KERNELS = kernels(
     "nxcore_jax",
     {
-        **dict.fromkeys(
-            (
-                "softmax_sum",
-                "sum",
-                "avg_pool2d",
-                "global_max_pool2d",
-                "batch_norm",
-                "depthwise_conv2d",
-                "sep_conv2d",
-                "entropy",
-                "gumbel_softmax",
-            ),
-            accepts,
-        ),
+        **dict.fromkeys(("softmax_sum", "sum", "avg_pool2d", "global_max_pool2d"), accepts),
         **{op: {"accepts": accepts, "target": target} for op, target in TARGETS.items()},
         "add": add,
-        "gumbel_softmax_backward": {
-            "accepts": needs(_place, _packed, one_gradient=True),
-            "target": "gumbel_softmax:plan_backward",
-        },
         "max_pool2d": pool,
-        **{op: {"accepts": numbered, "target": "fold:plan"} for op in ("max", "min", "argmax", "argmin")},
-        "depthwise_conv2d_backward": {**ATOMIC, "target": "depthwise_conv2d:plan_backward"},
-        "sep_conv2d_backward": {**ATOMIC, "target": "sep_conv2d:plan_backward"},
-        "sep_conv2d_batch_norm": {"accepts": accepts, "dtypes": SINGLE},
-        "sep_conv2d_batch_norm_backward": {
-            **ATOMIC,
-            "dtypes": SINGLE,
-            "target": "sep_conv2d_batch_norm:plan_backward",
-        },
     },
     dtypes=FLOATS,
     deterministic=True,
