@@ -32,6 +32,7 @@ from nxcore.choose.tuner import Tuner
 from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, announce, capturing, in_force
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.interop import autocast, sharding
+from nxcore.measure.collection import unprofiled
 from nxcore.measure.decision import Decision
 from nxcore.measure.race import IN_CALL, Effort
 from nxcore.observe.profiling import Profile, Regions
@@ -314,9 +315,10 @@ class Session:
         problem = self._problem(operator, args)
         if self._lost and _on_lost_device(problem):
             raise copy.copy(self._lost)
-        served, inner, inner_args = self.joiner.served(operator, problem, args)
-        choice = self._choose(served, inner, inner_args)
-        call = self.joiner.joined(operator, problem, args, choice, met)
+        with unprofiled():
+            served, inner, inner_args = self.joiner.served(operator, problem, args)
+            choice = self._choose(served, inner, inner_args)
+            call = self.joiner.joined(operator, problem, args, choice, met)
         for observer in PREFERENCE.get().observers:
             call = observer.observing(inner, choice.decision.chosen, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))

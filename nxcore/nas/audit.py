@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from nxcore.context import KernelWarning
 from nxcore.errors import FOREIGN
+from nxcore.measure.collection import unprofiled
 from nxcore.nas.comparison import Call, difference, part, twin_of, usual
 from nxcore.nas.watch import AUDIT, LEFT, Watch
 from nxcore.nn import Swap
@@ -39,15 +40,20 @@ class Count:
     calls : int
     due : int
         The next call that is repeated.
+    passes : int
+        How often the module was called whose call was repeated last. One that was called no more often isn't
+        repeated: a network has dozens of one structure.
     why : str
         How one of them differed; empty before.
     """
 
     def __init__(self, cls: type) -> None:
         self.calls, self.due, self.why = 0, math.inf if ours(cls) else FIRST, ""
+        self.passes = 0
 
-    def put_off(self) -> None:
+    def put_off(self, passes: int = 0) -> None:
         """Let as many calls pass as there were, and ``SELDOM`` at most."""
+        self.passes = passes
         self.due = self.calls + min(self.calls, SELDOM)
 
 
@@ -84,7 +90,7 @@ class Audit:
         ours: Call,
         leave: Callable[[nn.Module], None],
     ) -> None:
-        self.name, self.swap, self.watch, self.count = name, swap, watch, count
+        self.name, self.swap, self.watch, self.count, self._passes = name, swap, watch, count, 0
         self._calls, self._leave = (own, ours), leave
 
     def __deepcopy__(self, memo: Any) -> Audit:  # for another module, in another report
@@ -112,9 +118,10 @@ class Audit:
             self.give_back(module, f"{count.why}: its own forward runs from now on")
             return False
         count.calls += 1
-        if count.calls < count.due or not usual():
+        self._passes += 1
+        if count.calls < count.due or self._passes <= count.passes or not usual():
             return True
-        count.put_off()
+        count.put_off(self._passes)
         count.why = self._differs(module, args, kwargs)
         if not count.why:
             return True
@@ -135,8 +142,8 @@ class Audit:
     def _differs(self, module: nn.Module, args: Any, kwargs: Any) -> str:
         """Return how a copy's call differs from that of its own code."""
         try:
-            twin = twin_of(module)
-            return difference(twin, *self._calls, tree_map(part, (args, kwargs))) or ""
+            with unprofiled():
+                return difference(twin_of(module), *self._calls, tree_map(part, (args, kwargs))) or ""
         except torch.OutOfMemoryError:
             return ""  # a later call is repeated
         except FOREIGN as error:

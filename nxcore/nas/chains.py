@@ -6,8 +6,9 @@ An operation is known by its layers, and by a trial of a copy: its result must b
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +21,11 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.late import LATE
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
+from nxcore.measure.collection import unprofiled
 from nxcore.nas import proof
 from nxcore.nas.proof import IMAGE
 from nxcore.nas.reading import Reads, Unclear
-from nxcore.nas.watch import Watch
+from nxcore.nas.watch import Watch, before
 from nxcore.nn.exchange import awake
 from nxcore.nn.sequential import LAYERS, is_block
 
@@ -61,6 +63,28 @@ class Block(NamedTuple):
 
 Chain = tuple[Block, ...]
 
+LayersOf = Callable[[nn.Module], Any]
+"""Returns the layers of an operation as ``Row`` has them, or None."""
+
+
+class Row(NamedTuple):
+    """Layers one behind the other."""
+
+    all: Sequence[nn.Module]
+
+    @property
+    def form(self) -> Any:
+        """The form that they compute, as of ``nxcore.nas.symbols``."""
+        form: Any = IMAGE
+        for i in range(len(self.all)):
+            form = "call", i, form
+        return form
+
+    def run(self, x: Tensor) -> Tensor:
+        """Return the result of the layers, one by one."""
+        return functools.reduce(lambda y, layer: layer(y), self.all, x)
+
+
 Form = list[tuple[type, list[tuple[str, Any]]]]
 """The classes of an operation's modules, with the attributes of those that aren't torch's or ours."""
 
@@ -68,7 +92,7 @@ _tried: weakref.WeakKeyDictionary[nn.Module, tuple[Form, Watch]] = weakref.WeakK
 """Operation -> its form when a trial agreed, and a watch over what its code reads."""
 
 _agreed: dict[Any, Reads | None] = {}
-"""Structure -> what its code reads, if its trial agreed."""
+"""Kind of layers and structure -> what its code reads, if its trial agreed."""
 
 
 def chain_of(op: nn.Module) -> Chain:
@@ -82,31 +106,42 @@ def chain_of(op: nn.Module) -> Chain:
 def try_out(op: nn.Module) -> None:
     """Find out whether an operation in training is a chain, unless that is known or can't be tried now."""
     (form, _), modules = _tried.get(op, (None, None)), _modules(op)
-    if (form is not None and _hold(modules, form)) or not _blocks(modules) or unusual():
+    if form is None or not _hold(modules, form):
+        with unprofiled():
+            _try_out(op, modules)
+
+
+def _try_out(op: nn.Module, modules: Sequence[nn.Module]) -> None:
+    if not _blocks(modules) or unusual():
         return
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
-    key = structure(op)
-    known = key is not None and key in _agreed
-    reads = _agreed[key] if known else None
-    if not known or (reads is not None and not reads.watch(op).holds()):
-        reads = _proven(op) if _agrees(op) else None
-        if key is not None:
-            if len(_agreed) >= MOST:
-                _agreed.clear()
-            _agreed[key] = reads
-    if reads is not None:
+    if (reads := agreed(op, _row_of)) is not None:
         _tried[op] = form_of(op), reads.watch(op)
 
 
-def _proven(op: nn.Module) -> Reads | None:
-    """Return what an operation's code reads, if it calls its layers in turn; None if it may not."""
-    layers, reads = [layer for block in _blocks(_modules(op)) for layer in block], Reads()
-    form: Any = IMAGE
-    for i in range(len(layers)):
-        form = "call", i, form
+def agreed(op: nn.Module, layers_of: LayersOf) -> Reads | None:
+    """Return what an operation's code reads, if it computes what its layers do; None if it may not.
+
+    Operations of one structure share what was found. ``layers_of`` returns an operation's layers.
+    """
+    key = structure(op)
+    known = key is not None and (layers_of, key) in _agreed
+    reads = _agreed[layers_of, key] if known else None
+    if not known or (reads is not None and not reads.watch(op).holds()):
+        reads = _proven(op, layers_of(op)) if _agrees(op, layers_of) else None
+        if key is not None:
+            if len(_agreed) >= MOST:
+                _agreed.clear()
+            _agreed[layers_of, key] = reads
+    return reads
+
+
+def _proven(op: nn.Module, layers: Any) -> Reads | None:
+    reads = Reads()
     try:
-        proof.layers(op, layers, form, reads)
+        if layers is not None:
+            proof.layers(op, layers.all, layers.form, reads)
     except Unclear:
         return None
     return reads
@@ -159,28 +194,51 @@ def _hold(modules: Sequence[nn.Module], form: Form) -> bool:
     )
 
 
-def _agrees(op: nn.Module) -> bool:
-    """Return whether a copy returns what its layers return."""
-    device = next(op.parameters()).device
+def _row_of(op: nn.Module) -> Row | None:
+    """Return the layers of an operation that may be a chain."""
+    layers = [layer for block in _blocks(_modules(op)) for layer in block]
+    return Row(layers) if layers else None
+
+
+def _agrees(op: nn.Module, layers_of: LayersOf) -> bool:
+    """Return whether results and gradients of a copy in training are those of its layers.
+
+    The copy is on the CPU if its code can run there: in float64, a device's libraries would load kernels that
+    nothing else needs.
+    """
+    own = next(op.parameters()).device
+    with unprofiled():
+        return any(_agrees_on(device, op, layers_of) for device in dict.fromkeys((torch.device("cpu"), own)))
+
+
+def _agrees_on(device: torch.device, op: nn.Module, layers_of: LayersOf) -> bool:
     token = LATE.set(None)  # the copy's statistics are nobody's
     try:
-        twin = copy.deepcopy(op).double()
-        blocks = _blocks(_modules(twin))
+        twin = copy.deepcopy(op).to(device, torch.float64).train()
+        layers, first = layers_of(twin), next(m for m in twin.modules() if isinstance(m, nn.Conv2d))
+        if layers is None:
+            return False
         generator = torch.Generator().manual_seed(0)
-        shape = TRIAL[0], blocks[0].depthwise.in_channels, *TRIAL[1:]
-        x = torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+        shape = TRIAL[0], first.in_channels, *TRIAL[1:]
+        x = torch.randn(shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+        leaves = [x, *(t for t in twin.parameters() if t.requires_grad)]
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             torch.autocast(device.type, enabled=False),
-            torch.no_grad(),
+            torch.enable_grad(),
             in_force(backends=("torch",)),  # which wakes no module that rests
         ):
-            wanted, found = twin(x.clone()), x
-            for block in blocks:
-                for layer in block:
-                    found = layer(found)
-        return isinstance(wanted, Tensor) and torch.allclose(found, wanted, rtol=1e-9, atol=1e-12)
+            wanted = _outcome(functools.partial(before, twin), x, leaves)
+            found = _outcome(layers.run, x, leaves)
+        return all(torch.allclose(f, w, rtol=1e-9, atol=1e-12) for f, w in zip(found, wanted, strict=True))
     except FOREIGN:
         return False
     finally:
         LATE.reset(token)
+
+
+def _outcome(call: Callable[[Tensor], Tensor], x: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Return the result of a call, and the gradients of a weighted sum of it."""
+    out = call(x.clone())  # which it may write into
+    wave = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype).view(out.shape)
+    return [out.detach(), *torch.autograd.grad((out * wave).sum(), leaves)]

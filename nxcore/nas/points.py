@@ -7,7 +7,6 @@ of a copy: results and gradients must be those of these layers.
 
 from __future__ import annotations
 
-import copy
 import functools
 import weakref
 from typing import Any, NamedTuple
@@ -17,26 +16,19 @@ from torch import Tensor, nn
 
 from nxcore import session
 from nxcore.call.unusual import PLAIN, unusual
-from nxcore.context import in_force
-from nxcore.errors import FOREIGN, InvalidInputError
+from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import LATE
-from nxcore.graphs.structure import structure
 from nxcore.graphs.together import weights_of
-from nxcore.nas import proof
 from nxcore.nas.casts import half_of, rounded
-from nxcore.nas.chains import MOST, TRIAL, Form, form_of, holds
+from nxcore.nas.chains import Form, agreed, form_of, holds
 from nxcore.nas.proof import IMAGE
-from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.watch import AUDIT, Watch, before
 from nxcore.nn.normed import NORMS
 from nxcore.nn.sequential import CONVOLUTIONS, RELUS
 
 _tried: weakref.WeakKeyDictionary[nn.Module, tuple[Form, Watch | None]] = weakref.WeakKeyDictionary()
 """Operation -> its form at its trial, and a watch over what its code reads, if that agreed."""
-
-_agreed: dict[Any, Reads | None] = {}
-"""Structure -> what its code reads, if its trial agreed."""
 
 SLICES = tuple(("slice", begin, None, None) for begin in (None, None, 1, 1))
 """The part of an image that the second convolution sees."""
@@ -150,32 +142,9 @@ def known(op: nn.Module) -> Layers | None:
         return None
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return None
-    key = structure(op)
-    if key is not None and key in _agreed and _still(_agreed[key], op):
-        reads = _agreed[key]
-    else:
-        reads = _proven(op, layers) if _agrees(op) else None
-        if key is not None:
-            if len(_agreed) >= MOST:
-                _agreed.clear()
-            _agreed[key] = reads
+    reads = agreed(op, layers_of)
     _tried[op] = form_of(op), None if reads is None else reads.watch(op)
     return layers if reads is not None else None
-
-
-def _still(reads: Reads | None, op: nn.Module) -> bool:
-    """Return whether what an operation's code reads is as it was at the trial of another one."""
-    return reads is None or reads.watch(op).holds()
-
-
-def _proven(op: nn.Module, layers: Layers) -> Reads | None:
-    """Return what an operation's code reads, if it computes what its layers do; None if it may not."""
-    reads = Reads()
-    try:
-        proof.layers(op, layers.all, layers.form, reads)
-    except Unclear:
-        return None
-    return reads
 
 
 def watch_of(op: nn.Module) -> Watch:
@@ -198,49 +167,6 @@ def by_layers(op: nn.Module, x: Tensor) -> Tensor:
     layers = layers_of(op)
     found: Tensor = before(op, x) if layers is None else layers.run(x)
     return found
-
-
-def _agrees(op: nn.Module) -> bool:
-    """Return whether results and gradients of a copy in training are those of its layers.
-
-    The copy is on the CPU if its code can run there: in float64, a device's libraries would load kernels that
-    nothing else needs.
-    """
-    own = next(op.parameters()).device
-    return any(_agrees_on(device, op) for device in dict.fromkeys((torch.device("cpu"), own)))
-
-
-def _agrees_on(device: torch.device, op: nn.Module) -> bool:
-    token = LATE.set(None)  # the copy's statistics are nobody's
-    try:
-        twin = copy.deepcopy(op).to(device, torch.float64).train()
-        layers = layers_of(twin)
-        if layers is None:
-            return False
-        generator = torch.Generator().manual_seed(0)
-        shape = TRIAL[0], layers.convolutions[0].in_channels, *TRIAL[1:]
-        x = torch.randn(shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
-        leaves = [x, *(t for t in twin.parameters() if t.requires_grad)]
-        with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-            torch.autocast(device.type, enabled=False),
-            torch.enable_grad(),
-            in_force(backends=("torch",)),  # which wakes no module that rests
-        ):
-            wanted = _outcome(functools.partial(before, twin), x, leaves)
-            found = _outcome(layers.run, x, leaves)
-        return all(torch.allclose(f, w, rtol=1e-9, atol=1e-12) for f, w in zip(found, wanted, strict=True))
-    except FOREIGN:
-        return False
-    finally:
-        LATE.reset(token)
-
-
-def _outcome(call: Any, x: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Return the result of a call, and the gradients of a weighted sum of it."""
-    out = call(x)
-    wave = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype).view(out.shape)
-    return [out.detach(), *torch.autograd.grad((out * wave).sum(), leaves)]
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nxcore.errors import FOREIGN
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.structure import structure
+from nxcore.measure.collection import unprofiled
 from nxcore.nas import group, shared_pools
 from nxcore.nas.audit import Audit, Count
 from nxcore.nas.comparison import aside, difference, part, twin_of, usual
@@ -218,7 +219,8 @@ def folded(part: Part, module: nn.Module, args: Any, kwargs: Any) -> Any:
         with Recording() as recording:
             found = part(module, *tensors)
         if recording.able:
-            run.watch = _watch_of(part, module, recording.reads)
+            with unprofiled():
+                run.watch = _watch_of(part, module, recording.reads)
         return found
     if not run.watch.holds():
         part.clear()
@@ -230,8 +232,9 @@ def _watch_of(part: Part, module: nn.Module, reads: Reads) -> Watch:
     """Return a watch over what the code in a module reads; if that can't be, let it run without replays."""
     if whys := [*reads.unclear, *reads.effects]:
         part.leave(whys[0])
-    audits = [held[AUDIT].watch for held in map(vars, module.modules()) if AUDIT in held]
-    zeros = [watch for held in map(vars, module.modules()) for _, watch in held.get(ZEROS, ())]
+    inside = [vars(m) for m in module.modules()]
+    audits = [held[AUDIT].watch for held in inside if AUDIT in held]
+    zeros = [watch for held in inside for _, watch in held.get(ZEROS, ())]
     return Watch([*reads.held, *(one for watch in (*audits, *zeros) for one in watch.held)])
 
 

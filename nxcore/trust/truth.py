@@ -142,10 +142,10 @@ class Truth:
     def _tame(self) -> tuple[tuple[Tensor, float, float] | None, ...]:
         """For each output without special values, the bounds of gates (a) and (b), and the norm."""
         found = [self._bounds(*row) for row in zip(self.exact, self.torch, self.scale, strict=True)]
-        numbers = iter(_numbers([n for _, *row in found for n in row]))
+        rest = iter(numbers([n for _, *row in found for n in row]))
         tame: list[tuple[Tensor, float, float] | None] = []
         for like, (bound, *row) in zip(self.torch, found, strict=True):
-            largest, allowed, norm = (next(numbers) for _ in row) if row else (math.nan,) * 3
+            largest, allowed, norm = (next(rest) for _ in row) if row else (math.nan,) * 3
             fits = bound is not None and largest < torch.finfo(like.dtype).max / 2  # false for NaN too
             tame.append((bound, allowed, norm) if bound is not None and fits else None)
         return tuple(tame)
@@ -175,9 +175,9 @@ class Truth:
         for error, (_, _, tame) in zip(errors, rows, strict=True):
             if error is not None and tame is not None:
                 wanted += [_rms(error), (error <= tame[0]).all().double()]
-        numbers, found = iter(_numbers(wanted)), list[Agreement | None]()
+        rest, found = iter(numbers(wanted)), list[Agreement | None]()
         for _, _, tame in rows:
-            rms, within = (next(numbers), next(numbers)) if tame else (math.nan, 0.0)
+            rms, within = (next(rest), next(rest)) if tame else (math.nan, 0.0)
             fine = tame is not None and rms <= tame[1] and bool(within)
             found.append(Agreement(True, _relative(rms, tame[2], tame[1])) if tame and fine else None)
         return found
@@ -233,7 +233,7 @@ class Truth:
         return Agreement(True, relative)
 
 
-def _numbers(values: Sequence[Tensor]) -> list[float]:
+def numbers(values: Sequence[Tensor]) -> list[float]:
     """Return numbers that may be on a device, which the host waits for once."""
     if len({v.device for v in values}) > 1:
         return [float(v) for v in values]

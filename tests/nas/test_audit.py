@@ -1,6 +1,8 @@
 """Taken modules are compared with their own forward, without effects, at a rate that falls; or given back."""
 
 import copy
+import functools
+from collections import Counter
 
 import pytest
 import torch
@@ -16,8 +18,10 @@ from nxcore.nas.reading import Reads, Unclear
 from nxcore.nas.watch import AUDIT
 from tests.nas import darts, spaces
 from tests.nas.test_lists import FORMS, agree
+from tests.nas.test_network import step
 from tests.nas.test_replays import taped
 from tests.table import for_each
+from tests.waits import waits
 
 
 class Seven(darts.MixedOp):
@@ -121,6 +125,33 @@ def test_modules_of_one_structure_share_their_calls():
     nas.patch(net, graphs=False, watch=False)
     counts = {id(vars(m)[AUDIT].count) for m in net.modules() if type(m).__name__ == "MixedOp"}
     assert len(counts) == 5, "normal cells', and both kinds of edges of each reducing one"
+
+
+def test_a_pass_of_a_network_repeats_one_call_of_each_structure(monkeypatch):
+    net = darts.Network(2, 3, 6, 3)
+    nas.patch(net, graphs=False, watch=False)
+    counts = Counter(vars(m)[AUDIT].count for m in net.modules() if AUDIT in vars(m))
+    assert max(counts.values()) >= 2 * FIRST
+    repeated, compare = [], audit.difference
+    monkeypatch.setattr(audit, "difference", lambda *how: repeated.append(1) or compare(*how))
+    for passes in (1, 2):
+        step(net, torch.randn(2, 3, 8, 8), torch.randn(2, 9, 8))
+        assert len(repeated) == sum(passes * many >= FIRST for many in counts.values())
+        repeated.clear()
+
+
+def test_results_are_compared_with_one_wait(monkeypatch):
+    wanted = [torch.randn(3), None, torch.arange(4), torch.randn(2, 2), torch.zeros(0), torch.tensor(True)]
+    agrees = functools.partial(comparison._agree, wanted=wanted)
+    assert waits(monkeypatch, lambda: agrees([t if t is None else t.clone() for t in wanted])) == 1
+    assert agrees(wanted)
+    for i, other in (
+        (0, None),
+        (1, torch.ones(1)),
+        (2, torch.arange(4) + 1),
+        (3, torch.full((2, 2), torch.nan)),
+    ):
+        assert not agrees([*wanted[:i], other, *wanted[i + 1 :]])
 
 
 def test_a_call_that_is_captured_or_transformed_is_not_repeated():

@@ -11,7 +11,7 @@ import nxcore
 from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
-from nxcore.nas import casts, points
+from nxcore.nas import casts, chains, points
 from tests.nas import darts
 from tests.nas.test_network import step
 from tests.nas.test_replays import agree, taped
@@ -20,6 +20,7 @@ from tests.stand_ins import stand_in
 from tests.table import for_each
 
 points_has = stand_in(points)
+chains_has = stand_in(chains)
 
 
 @pytest.fixture
@@ -239,14 +240,14 @@ def test_captured_cells_run_the_operator(calls):
 
 
 @pytest.mark.parametrize(("agrees", "tried"), [("cpu cuda", ["cpu"]), ("cuda", ["cpu", "cuda"])])
-def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(agrees, tried, points_has):
+def test_a_trial_is_on_the_cpu_if_the_code_can_run_there(agrees, tried, chains_has):
     seen = []
 
-    def agrees_on(device, _):
+    def agrees_on(device, *_):
         seen.append(device.type)
         return device.type in agrees
 
     op = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
-    points_has(_agrees_on=agrees_on)
-    assert points._agrees(op)
+    chains_has(_agrees_on=agrees_on)
+    assert chains._agrees(op, points.layers_of)
     assert seen == tried

@@ -5,12 +5,19 @@ import sys
 import timeit
 
 import pytest
+import torch
 from torch import nn, ones, randn
 
+import nxcore
 from nxcore import nas
+from nxcore.nas import audit, chains
 from nxcore.nas.recording import Recording
 from tests.nas import darts
 from tests.nas.test_network import step
+from tests.null import fakes
+from tests.stand_ins import stand_in
+
+audit_has, chains_has = stand_in(audit), stand_in(chains)
 
 
 def half(x, times):
@@ -71,6 +78,25 @@ def test_beside_a_profiler_nothing_is_recorded():
         assert sys.getprofile() is not None
     finally:
         sys.setprofile(None)
+
+
+def test_no_recording_sees_what_this_package_verifies(audit_has, chains_has):
+    profilers = {"call": [], "trial": [], "kernel": []}
+
+    def noted(what, function):
+        return lambda *how: profilers[what].append(sys.getprofile()) or function(*how)
+
+    audit_has(difference=noted("call", audit.difference))
+    chains_has(_agrees_on=noted("trial", chains._agrees_on))
+    patched = darts.Network(2, 3, 3, 3)
+    nas.patch(patched, watch=False)
+    step(patched, randn(2, 3, 8, 8), randn(2, 9, 8))
+    kernel = fakes.kernel("add", noted("kernel", torch.add))
+    with nxcore.policy("measure"), Recording() as recording:
+        fakes.session(fakes.backend("fake", kernel)).op("add")(ones(4), ones(4))
+        assert sys.getprofile() == recording.seen
+    assert all(profilers.values())
+    assert {str(own) for known in profilers.values() for own in known} == {"None"}
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nxcore.errors import InvalidInputError
 from nxcore.nas import ArchitectureParameters, MixedOp, Rule, SearchNetwork
+from tests.waits import waits
 
 TINY = {"C": 2, "num_classes": 2, "layers": 2, "steps": 1, "multiplier": 1}
 DRAWS = 40_000
@@ -163,34 +163,6 @@ def test_threshold_has_hysteresis_and_keeps_the_strongest():
     assert all_low.tolist() == [[False, True, False]]
 
 
-class Reads(TorchDispatchMode):
-    """Count the operators that wait for the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        waits = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "index.Tensor")
-        self.count += any(str(func).startswith(f"aten.{name}") for name in waits)
-        return func(*args, **(kwargs or {}))
-
-
-def reads(monkeypatch, function):
-    """Return how often ``function`` reads numbers; on the CPU, ``tolist`` and ``cpu`` reach no dispatcher."""
-    with monkeypatch.context() as patch, Reads() as mode:
-        for name in ("tolist", "cpu", "numpy"):
-            method = getattr(torch.Tensor, name)
-
-            def counted(self, *args, _method=method):
-                mode.count += 1
-                return _method(self, *args)
-
-            patch.setattr(torch.Tensor, name, counted)
-        function()
-    return mode.count
-
-
 @pytest.mark.parametrize(
     ("rule", "undecided", "decided"),
     [
@@ -211,9 +183,9 @@ def test_a_step_never_reads_an_edge(monkeypatch, rule, undecided, decided):
         net(x, *arch()).sum().backward()
 
     step()  # the first one chooses kernels
-    assert reads(monkeypatch, step) == undecided
-    assert reads(monkeypatch, lambda: net.decide(*arch())) == (1 if rule.decides else 0)
-    assert reads(monkeypatch, step) == decided
+    assert waits(monkeypatch, step) == undecided
+    assert waits(monkeypatch, lambda: net.decide(*arch())) == (1 if rule.decides else 0)
+    assert waits(monkeypatch, step) == decided
     ran = net.statistics()
     assert ran.steps == (0 if rule.mode == "exact" else 3)
     assert ran.choices.shape == (2, 2, 8)
