@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from nxcore.choose import family
 from nxcore.choose.ahead import on_disk
 from nxcore.choose.contenders import FAMILY, Choice
-from nxcore.choose.family import End, comparable, distance, enclosing, told
+from nxcore.choose.family import End, comparable, enclosing, told
 from nxcore.choose.recall import Recall
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision
@@ -84,23 +84,6 @@ class Families:
         saves_us = min(e.saves_us for e in found)
         return Choice(decision, entry.call, entry.kernel, entry.backend, saves_us=saves_us, rung=FAMILY)
 
-    def nearest(self, problem: Problem, labels: Collection[str]) -> dict[str, float]:
-        """Return label -> microseconds at the nearest measured size, of those of ``labels`` that were timed.
-
-        It is one of this device, else of the device that has most in common; empty if there is none.
-        """
-        facts, at = environment(problem.device), family.point(problem, {})
-        others = [f for f in self._foreign[problem.device.type] if f != facts]
-        others.sort(key=lambda other: _kinship(facts, other), reverse=True)
-        for of in (facts, *others):
-            known = [(page, e) for page, e in self._measured(problem, of) if comparable(at, e.point)]
-            for page, _ in sorted(known, key=lambda one: distance(at, one[1].point)):
-                timed = {c.label: c.timing.median_us for c in page.decision.candidates if c.timing}
-                found = {label: timed[label] for label in labels if label in timed}
-                if "torch" in found and len(found) > 1:
-                    return found
-        return {}
-
     def wins(self, problem: Problem) -> Counter[str]:
         """Return label -> number of problems of the operator, on any device of the type, that it won."""
         facts = environment(problem.device)
@@ -150,9 +133,3 @@ class Families:
                 with contextlib.suppress(Exception):
                     found[label] = kernel.branch_of(problem)
         return found
-
-
-def _kinship(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
-    """Return how much two devices have in common: 2 for the same capability, 1 for the same generation."""
-    here, there = (str(facts.get("capability")) for facts in (ours, theirs))
-    return (here == there) + (here.partition(".")[0] == there.partition(".")[0])

@@ -1,4 +1,4 @@
-"""Pruning: which kernels of an unknown problem are compiled, by what is known of other problems.
+"""Pruning: which kernels of an unknown problem are compiled, by the problems that they won.
 
 A kernel whose code lies on disk costs next to nothing, so it is always verified and raced.
 """
@@ -46,8 +46,7 @@ class Pruner:
         """Return which kernels of a new problem are to be compiled; empty where none must be pruned.
 
         Kernels whose code is on disk are verified now, unless ``missing`` names those that aren't compiled.
-        Those that can serve are what the others must promise to be faster than. ``candidacies`` are what is
-        known of the kernels, to which those that are ready are added.
+        ``candidacies`` are what is known of the kernels, to which those that are ready are added.
         """
         most = self.tuner.effort.compiled
         if not most or problem.view:
@@ -60,11 +59,9 @@ class Pruner:
             ready = {label for label, serves in found.items() if serves}
         if not missing:
             return EVERY
-        able = {c.label: c.backend for c in known if c.able}
-        backends = {label: backend.name for label, backend in able.items() if label in missing}
-        near, wins = self.families.nearest(problem, able), self.families.wins(problem)
-        here = [label for label in backends if waits and not compilable(able[label], problem)]
-        return shortlisted(backends, near, wins, most, ready, here)
+        able = {c.label: c.backend for c in known if c.able and c.label in missing}
+        here = [label for label, backend in able.items() if waits and not compilable(backend, problem)]
+        return shortlisted(able, self.families.wins(problem), most, ready, here)
 
     def measured(self, problem: Problem, args: tuple[Any, ...]) -> Choice:
         """Compile what is worth it, race the kernels, and keep the result; return the choice."""

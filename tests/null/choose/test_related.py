@@ -193,8 +193,11 @@ def test_a_file_that_is_no_wisdom_names_itself(tmp_path):
         transfer.read(tmp_path / "cpu-x.json")
 
 
-def nearest(session, size=1000):
-    return session.chooser.families.nearest(problem(size), ("torch", "fast"))
+def near(session, size=1000):
+    """Return the measured sizes of a problem's family."""
+    of = problem(size)
+    found = session.chooser.families._measured(of, environment(of.device))
+    return [end.point.sizes[0] for _, end in found]
 
 
 def test_pages_that_describe_no_problem_are_left_aside(tmp_path):
@@ -204,17 +207,7 @@ def test_pages_that_describe_no_problem_are_left_aside(tmp_path):
     for wrong in ({"op": "add"}, {"op": "add", "devices": ["cpu"], "x": 3}):
         kept = page(session, problem(5), torch=2, fast=1).to_dict()
         session.wisdom.store.write(f"{digest(facts)}/entries", wrong | {"deterministic": False}, kept)
-    assert nearest(knowing(tmp_path)) == {"torch": 1000, "fast": 500}
-
-
-def test_the_nearest_size_is_of_this_device_or_of_the_one_with_most_in_common(tmp_path, monkeypatch):
-    elsewhere(knowing(), tmp_path, sizes=(900, 1500), name="another")
-    session = shipping(tmp_path, monkeypatch)
-    assert nearest(session) == {"torch": 1800, "fast": 900}
-    learnt(session, torch=3, fast=1)
-    assert nearest(session) == {"torch": 1500, "fast": 500}, "two octaves below"
-    assert nearest(session, 9000) == {}
-    assert session.chooser.families.nearest(problem(1000), ("torch",)) == {}
+    assert near(knowing(tmp_path)) == [*NEAR]
 
 
 def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, wisdom_has):
@@ -237,7 +230,7 @@ def test_what_is_kept_of_pages_has_an_end(monkeypatch, wisdom_has):
     session = knowing()
     for size in range(300, 340, 2):
         learnt(session, (size,), torch=2, fast=1)
-        assert nearest(session, size + 1)
+        assert near(session, size + 1)
     assert len(session.chooser.families._points) <= 8 + 4
 
 
