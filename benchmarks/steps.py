@@ -21,7 +21,7 @@ in that process, up to the first 10 s and in all, the verdicts of the watch, and
 shows, and the problems that the process measured. ``--export`` writes what was measured as a file of the
 package's record, one a model; ``--shipped`` takes the package's record from a folder. With ``--same`` the
 other process runs the plain model too: the ratios are what the machine's noise gives. Models of torchvision
-need it; the others are networks of the tests, and of ``models.py``.
+need it; the others are networks of the tests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from torch import Tensor, nn
 from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
-from benchmarks import models  # plain networks, which are no part of the package
 from tests.nas import darts
 from tests.nn import networks
 
@@ -106,6 +105,13 @@ def torchvisions(name: str) -> Callable[[], nn.Module]:
 
 
 TORCHVISION = ("resnet50", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "regnet_y_800mf")
+SMALL = {
+    "resnet18": (4, 64),
+    "resnet50": (4, 64),
+    "mobilenet_v3_large": (4, 96),
+    "efficientnet_b0": (2, 96),
+    "convnext_tiny": (2, 64),
+}
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "mobilenet-small": (networks.mobilenet, 8, 48),
     "darts-unrecognised": (networks.Darts, 8, 24),
@@ -113,12 +119,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "darts-stacked": (stacked, 64, 32),
     "darts-small": (lambda: Darts(8, 3, 2), 8, 16),
     "darts": (Darts, 64, 32),
-    "resnet18-small": (lambda: models.resnet((2, 2, 2, 2), wide=False), 4, 64),
-    "resnet50-small": (lambda: models.resnet((3, 4, 6, 3), wide=True), 4, 64),
-    "mobilenetv3-small": (models.mobilenet, 4, 96),
-    "efficientnet-small": (models.efficientnet, 2, 96),
-    "convnext-small": (models.convnext, 2, 64),
-} | {name: (torchvisions(name), 64, 224) for name in TORCHVISION}
+    **{f"{name}-small": (torchvisions(name), *size) for name, size in SMALL.items()},
+    **{name: (torchvisions(name), 64, 224) for name in TORCHVISION},
+}
 """Name -> constructor, batch, and extent of the images; ``small`` ones are for a CPU."""
 
 

@@ -9,9 +9,10 @@ import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from benchmarks import steps
+from benchmarks import programs, steps
 from benchmarks.steps import How, Turn, line
 from nxcore import nas
 from nxcore.nas.watch import PART
@@ -135,3 +136,18 @@ def test_a_search_network_of_stacked_outputs_is_left_as_it_is():
     for _ in range(2):  # lists of operations are taken at their second call
         torch.testing.assert_close(network(x), plain(x))
     assert not any(PART in vars(module) for module in network.modules())
+
+
+def test_a_row_of_another_librarys_model_has_its_late_steps_and_its_slowest_five_seconds():
+    marks = [0.1 * n for n in range(101)]
+    marks += [marks[-1] + 0.05 * n for n in range(1, 301)]
+    row = programs._row("unet", "plain", marks, torch.device("cpu"), [])
+    assert row.ms == pytest.approx(50)
+    assert row.worst == pytest.approx(50)
+    assert row.ready == pytest.approx(10), "steps took twice as long until then"
+
+
+def test_what_returns_an_image_has_a_loss_of_each_pixel():
+    model, loss_of = programs.images(lambda: programs.UNet(4), 1, 32)(torch.device("cpu"))
+    loss_of(model).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
