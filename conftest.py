@@ -230,7 +230,10 @@ def pytest_nxcore_cases(config: pytest.Config, steps: list[Any]) -> dict[str, li
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of ``--op`` and ``--part``; begin with those that take minutes."""
+    """Select the tests of ``--op`` and ``--part``; begin with those that take minutes.
+
+    What the kit asks of one kernel follows one another: two workers would compile it for one half each.
+    """
     kept, left = [], []
     for item in items:
         of_the_kit = item.getparent(pytest.Module).module.__name__ == KIT
@@ -242,7 +245,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if chosen else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
-    items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith(FIRST))
+    items[:] = sorted(kept, key=lambda item: (not item.nodeid.startswith(FIRST), _kernel_of(item)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -254,6 +257,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, count in reasons.most_common(5):
         terminalreporter.write_line(f"{count:6,}  {reason.removeprefix('Skipped: ')}")
     terminalreporter.write_line(f"{reasons.total():6,}  in all; pytest -rs lists them")
+
+
+def _kernel_of(item: pytest.Item) -> str:
+    """Return the kernel and dtype of a test of the kit; of another, which comes before these, nothing."""
+    return item.name.partition("[")[2] if item.getparent(pytest.Module).module.__name__ == KIT else ""
 
 
 def _of_operator(item: pytest.Item) -> bool:
@@ -314,12 +322,13 @@ def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator, backward
     operators left out. It compiles the reference, so these tests check the compiler and not a kernel. JAX
     compiles for a tenth of a second, and takes part on request: the smoke samples, and one an operator in
-    float16, which differs from bfloat16 by a cast. Triton's interpreter and Numba's
-    simulator take a tenth of a second and more for each: the smoke samples alone in 16 bits, and of an
-    operator whose kernels are another's, without its softmax; a device gets all. bfloat16 differs from
-    float16 by a cast: it has the smoke samples, one of them in these two, and operators whose kernels mirror
-    another's have float32 alone of the three. Samples for kernels of CUDA C++ are run by these alone.
-    A report of the whole has all of this, but for inductor, which is held to its smoke samples.
+    16 bits, which differ from float32 by a cast. Numba compiles another version for each layout: in 16 bits
+    it has the smoke samples. Triton's interpreter and Numba's simulator take a tenth of a second and more
+    for each: the smoke samples alone in 16 bits, and of an operator whose kernels are another's, without
+    its softmax; a device gets all. bfloat16 differs from float16 by a cast: it has the smoke samples, one
+    of them in these two, and operators whose kernels mirror another's have float32 alone of the three.
+    Samples for kernels of CUDA C++ are run by these alone. A report of the whole has all of this, but for
+    inductor, which is held to its smoke samples.
     """
     from nxcore.testing.rules import OF_A_TYPE
 
@@ -334,7 +343,7 @@ def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     if cell.backend.name == "inductor":
         return telling
     if cell.backend.name == "jax":
-        once = cell.dtype is torch.float16 and not CUDA
+        once = cell.dtype is not torch.float32 and not CUDA
         return whole or (cell.sample is smoke[0] if once else telling)
     if CUDA or whole:
         return True
@@ -346,7 +355,7 @@ def _cell_runs_here(rule: Any, cell: Any, *, whole: bool) -> bool:
     if cell.dtype is torch.bfloat16:
         return cell.sample is smoke[0] if interpreted else telling
     if not interpreted:
-        return True
+        return telling or cell.backend.name != "numba" or cell.dtype is not torch.float16
     if cell.dtype is torch.float32:
         return telling or cell.spec.name not in ("weighted_sum", "weighted_sum_backward")
     return cell.sample in smoke
