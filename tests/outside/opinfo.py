@@ -6,6 +6,7 @@ database is private to torch, and a floor only: its samples are small.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -189,6 +190,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
 """By torch's name in the database: the operator, and its arguments from those of a sample."""
 
 
+@functools.cache
 def _samples(info: Any, dtype: torch.dtype, device: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return the samples, and the reference inputs where they are others; of a convolution, no bias."""
     found = list(info.sample_inputs(device, dtype, requires_grad=False))
