@@ -6,7 +6,6 @@ database is private to torch, and a floor only: its samples are small.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -190,7 +189,6 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
 """By torch's name in the database: the operator, and its arguments from those of a sample."""
 
 
-@functools.cache
 def _samples(info: Any, dtype: torch.dtype, device: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return the samples, and the reference inputs where they are others; of a convolution, no bias."""
     found = list(info.sample_inputs(device, dtype, requires_grad=False))
@@ -229,9 +227,14 @@ def _judge(op: Any, args: tuple[Any, ...], torchs: Any) -> str:
 
 
 def _tally(
-    session: Session, info: Any, name: str, adapt: Callable[..., tuple[Any, ...]], backend: str | None
+    session: Session,
+    info: Any,
+    name: str,
+    adapt: Callable[..., tuple[Any, ...]],
+    backend: str | None,
+    made: dict[Any, Any],
 ) -> dict[str, Any]:
-    """Run an operator's samples on one backend."""
+    """Run an operator's samples on one backend; ``made`` has those of other backends."""
     op = session.op(name, backend=backend)
     machine = session.registry.probe(session.registry.backend(backend)) if backend else None
     device = "cuda" if torch.cuda.is_available() and backend in ("triton", "cuda") else "cpu"
@@ -240,7 +243,9 @@ def _tally(
     failures = []
     for dtype in DTYPES:
         simulated = bool(machine and machine.simulated)
-        calls = _samples(info, dtype, device)
+        if (dtype, device) not in made:
+            made[dtype, device] = _samples(info, dtype, device)
+        calls = made[dtype, device]
         seen += len(calls)
         if simulated and dtype is not torch.float32:
             left_out["an interpreter is given float32 alone"] += len(calls)
@@ -287,14 +292,14 @@ def main() -> None:
     session = Session(Settings())
     ready = [name for name, status in session.backends().items() if status.status == "ready"]
     rows = [(info, *of[info.name]) for of in (TABLE, SECOND) for info in op_db if info.name in of]
-    found = {
-        name: {
-            b or "chosen": _tally(session if b else choosing, info, name, adapt, b)
+    found = {}
+    for info, name, adapt in rows:
+        made: dict[Any, Any] = {}
+        found[name] = {
+            b or "chosen": _tally(session if b else choosing, info, name, adapt, b, made)
             for b in _limits(info)
             if b is None or b in ready
         }
-        for info, name, adapt in rows
-    }
     json.dump(found, sys.stdout, indent=1)
 
 
