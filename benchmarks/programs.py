@@ -266,7 +266,8 @@ def lane(places: Any, count: int) -> None:
     """Give this process a GPU and a part of the cores of its own."""
     place, cores = places.get(), sorted(os.sched_getaffinity(0))
     part = max(1, len(cores) // count)
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(place)
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[place]
     os.sched_setaffinity(0, cores[place * part : (place + 1) * part])
 
 

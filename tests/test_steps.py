@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import json
+import os
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from tests.stand_ins import stand_in
 
 steps_subprocess_has = stand_in(steps.subprocess)
 steps_has = stand_in(steps)
+os_has = stand_in(os)
 
 
 def test_a_run_that_ends_with_its_first_step_has_a_row():
@@ -151,3 +153,11 @@ def test_what_returns_an_image_has_a_loss_of_each_pixel():
     model, loss_of = programs.images(lambda: programs.UNet(4), 1, 32)(torch.device("cpu"))
     loss_of(model).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_lane_keeps_to_the_gpus_and_cores_that_were_given(monkeypatch, os_has):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    kept = []
+    os_has(sched_getaffinity=lambda _: {1, 2, 3, 8}, sched_setaffinity=lambda _, cores: kept.append(cores))
+    programs.lane(SimpleNamespace(get=lambda: 1), 2)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], kept) == ("6", [[3, 8]])
