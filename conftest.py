@@ -71,9 +71,6 @@ OF_CUDA = "square_planes"
 IN_INTERPRETERS = (
     "channels_of_24_bits_that_cancel",
     "gradients_are_torchs",
-    "second_derivatives",
-    "gradients_that_are_not_asked_for",
-    "one_gradient_alone",
     "what_lies_past_the_last_window",
 )
 """Parts of the names of convolutions' tests that take Triton's interpreter and the emulator seconds each."""

@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.null import fakes
 from tests.ops.backends import operator, params, place
 from tests.table import for_each
 
 BACKENDS = pytest.mark.parametrize("backend", params())
-TORCHS = {
-    "global_avg_pool2d": functional.adaptive_avg_pool2d,
-    "global_max_pool2d": functional.adaptive_max_pool2d,
-}
-
-
-@BACKENDS
-@for_each("name", TORCHS)
-@for_each("last", [False, True], ids=["contiguous", "channels_last"])
-def test_results_and_gradients_are_torchs(backend, device, name, last):
-    x = torch.randn(2, 12, 5, 7, device=place(backend, device))
-    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    out, want = operator(name, backend)(ours), TORCHS[name](theirs, 1)
-    torch.testing.assert_close(out, want)
-    grad = torch.randn_like(want)
-    out.backward(grad)
-    want.backward(grad)
-    torch.testing.assert_close(ours.grad, theirs.grad)
-    assert ours.grad.stride() == theirs.grad.stride()
 
 
 def test_the_gradient_of_a_mean_moves_no_byte():

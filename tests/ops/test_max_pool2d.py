@@ -19,20 +19,6 @@ BACKENDS = pytest.mark.parametrize("backend", params())
 
 
 @BACKENDS
-@for_each("window", [(3, 1, 1), (3, 2, 1), (2,), (3, 2, 0, 2), (5, 3, 2, 1, True)], ids=str)
-def test_the_gradient_is_torchs(backend, device, window):
-    pool = operator("max_pool2d", backend)
-    x = torch.randn(2, 3, 9, 11, device=place(backend, device))
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    out, want = pool(ours, *window), functional.max_pool2d(theirs, *window[:4], ceil_mode=len(window) > 4)
-    assert torch.equal(out, want)
-    grad = torch.randn_like(out)
-    out.backward(grad)
-    want.backward(grad)
-    torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-@BACKENDS
 def test_equal_maxima_send_the_gradient_to_the_first(backend, device):
     x = torch.zeros(1, 1, 4, 4, device=place(backend, device), requires_grad=True)
     operator("max_pool2d", backend)(x, 2).sum().backward()
@@ -81,20 +67,6 @@ def test_offsets_name_the_places_that_torchs_indices_name():
             x, window.kernel, window.stride, window.padding, window.dilation, len(given) > 4
         )
         assert torch.equal(indices(offsets, window), want)
-
-
-@BACKENDS
-def test_second_derivatives_go_through_the_reference(backend, device):
-    x = torch.randn(1, 2, 6, 6, device=place(backend, device), requires_grad=True)
-    pool = operator("max_pool2d", backend)
-    (first,) = torch.autograd.grad(pool(x, 3, 1, 1).square().sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    want = x.detach().clone().requires_grad_()
-    (first,) = torch.autograd.grad(
-        functional.max_pool2d(want, 3, 1, 1).square().sum(), want, create_graph=True
-    )
-    (expected,) = torch.autograd.grad(first.sum(), want)
-    torch.testing.assert_close(second, expected)
 
 
 OFF_THE_IMAGE = [

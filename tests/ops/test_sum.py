@@ -9,11 +9,6 @@ from hypothesis import strategies as st
 
 import nxcore
 from nxcore.call.rare import RARE
-from nxcore.errors import InvalidInputError
-from tests.ops.backends import operator, params
-from tests.table import for_each
-
-every_backend = pytest.mark.parametrize("backend", params())
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
@@ -42,32 +37,9 @@ def test_other_dtypes_as_torch(dtype: torch.dtype, device: torch.device) -> None
     assert torch.equal(got, want)
 
 
-@every_backend
-@for_each(("dim", "keepdim"), [(None, False), (1, True), ((0, 2), False)])
-def test_gradient_is_the_incoming_one_repeated(
-    backend: str | None, dim: object, keepdim: bool, device: torch.device
-) -> None:
-    op = operator("sum", backend)
-    x = torch.randn(4, 5, 60, device=device, requires_grad=True)
-    twin = x.detach().clone().requires_grad_()
-    got, want = op(x, dim, keepdim), torch.sum(twin, dim, keepdim)
-    grad = torch.randn_like(want)
-    got.backward(grad)
-    want.backward(grad)
-    assert torch.equal(x.grad, twin.grad)
-
-
 def test_a_list_of_axes_is_a_hit_too() -> None:
     op = nxcore.Session().op("sum")
     x = torch.randn(3, 4, 5)
     for _ in range(RARE + 2):
         torch.testing.assert_close(op(x, [0, 1]), x.sum((0, 1)))
     assert len(op.plans) == 1
-
-
-@every_backend
-def test_the_same_words_on_every_backend(backend: str | None, device: torch.device) -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"dim must be in \[-2, 1\] for a tensor of 2 dimensions, got 5"
-    ):
-        operator("sum", backend)(torch.ones(2, 3, device=device), 5)
