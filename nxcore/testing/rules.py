@@ -22,7 +22,7 @@ from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, modest
 from nxcore.testing.memory import in_form
 from nxcore.testing.opcheck import passes_opcheck
 from nxcore.testing.process import leaves_the_process_alone
-from nxcore.trust.memory import Guarded, Walled, each, poison, same_bits
+from nxcore.trust.memory import Guarded, Walls, bits, poison, same
 from nxcore.trust.state import UNCHANGED
 from nxcore.trust.truth import Truth, agreement, without_out
 
@@ -61,9 +61,8 @@ def agrees_with_float64(cell: Cell) -> float:
 def _diagnosis(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], truth: Truth, result: Any) -> str:
     """Return the rule that a wrong result broke."""
     fresh, out, got = cell.build(), _out(cell, args), tuple(leaves(result))
-    for old, now in zip(cell.inputs(fresh), cell.inputs(args), strict=True):
-        if not same_bits(old, now):
-            return "leaves_inputs_alone"
+    if not same(bits(cell.inputs(fresh)), bits(cell.inputs(args))):
+        return "leaves_inputs_alone"
     if out is not None and (len(got) != 1 or got[0].data_ptr() != out.data_ptr()):
         return "writes_into_out"
     if not in_form(truth, result, laid_out=out is None):
@@ -81,7 +80,7 @@ def _left_out(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], got: 
             again = tuple(leaves(call(*args)))
     except Broken:
         return False  # the kernel can't run in this mode
-    return len(again) == len(got) and not all(same_bits(a, b) for a, b in zip(got, again, strict=True))
+    return len(again) == len(got) and not same(bits(got), bits(again))
 
 
 def takes_a_smoke_sample(cell: Cell) -> None:
@@ -128,11 +127,9 @@ def repeats_itself(cell: Cell) -> None:
     for one in [cell.smallest()] if simulated else cell.taken():
         args = one.build()
         call = one.plan(args)
-        first = [t.clone() for t in leaves(call(*args))]
-        for _ in range(repeats):
-            for a, b in zip(first, leaves(call(*args)), strict=True):
-                if not same_bits(a, b):
-                    raise Broken("repeats_itself", f"{_sample(one)}: the bits of two runs differ")
+        first = bits(leaves(call(*args)))
+        if not all(same(first, bits(leaves(call(*args)))) for _ in range(repeats)):
+            raise Broken("repeats_itself", f"{_sample(one)}: the bits of two runs differ")
 
 
 def reads_no_further(cell: Cell) -> None:
@@ -140,11 +137,9 @@ def reads_no_further(cell: Cell) -> None:
     one = cell.first()
     args = one.build()
     truth = Truth.of(one.spec, args)
-    walls = [Walled(t) for t in leaves(args)]
-    tensors = iter(walls)
-    walled = each(args, lambda _: next(tensors).tensor)
-    result = one.plan(walled)(*walled)
-    if any(w.scratched for w in walls):
+    walls = Walls(args)
+    result = one.plan(walls.args)(*walls.args)
+    if walls.scratched:
         raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote outside an argument")
     one.judge("reads_no_further", truth, result, laid_out=_out(one, args) is None, about=_sample(one))
 
@@ -185,14 +180,14 @@ def reads_new_data(cell: Cell) -> None:
     call = one.plan(args)
     own = {t.untyped_storage().data_ptr() for t in leaves(args)}
     earlier = [t for t in leaves(call(*args)) if t.untyped_storage().data_ptr() not in own]  # no views
-    kept = [t.clone() for t in earlier]
+    kept = bits(earlier)
     bound = one.spec.sketches(*one.problem().args)  # their numbers are constrained, and may be negative
     for param, value in zip(one.spec.params, args, strict=True):
         for tensor in leaves((value,)):
             if tensor.is_floating_point() and not overlaps(TensorMeta.of(tensor)):
                 tensor.mul_(0.5 if param.name in bound else -0.5)
     result = call(*args)
-    if not all(same_bits(now, then) for now, then in zip(earlier, kept, strict=True)):
+    if not same(kept, bits(earlier)):
         raise Broken("keeps_earlier_results", f"{_sample(one)}: a second call wrote into the first's result")
     one.judge("reads_new_data", Truth.of(one.spec, args), result, about=_sample(one))
 
@@ -204,8 +199,8 @@ def reads_moved_data(cell: Cell) -> None:
     truth = Truth.of(one.spec, without_out(one.spec, one.build()))
     call = one.plan(args, anew=True)  # its first call is made here
     copies = {
-        "elsewhere": each(args, lambda t: Walled(t, wall=64, value=3.0).tensor),
-        "at an odd address": each(args, lambda t: Walled(t, wall=65, value=3.0).tensor),
+        "elsewhere": Walls(args, 64, 3.0).args,
+        "at an odd address": Walls(args, 65, 3.0).args,
     }
     call(*args)
     for tensor in leaves(args):
@@ -251,15 +246,15 @@ def writes_into_out(cell: Cell) -> None:
     truth = Truth.of(one.spec, args)
     declined = []
     for layout, empty in LAYOUTS.items():
-        wall = Walled(empty(truth.torch[0]))
-        poison(wall.tensor)
-        given = (*args[:place], wall.tensor, *args[place + 1 :])
+        wall = Walls(empty(truth.torch[0]))
+        poison(wall.args)
+        given = (*args[:place], wall.args, *args[place + 1 :])
         try:
             result = one.plan(given)(*given)
         except Declined as refusal:
             declined.append(refusal)
             continue
-        if not isinstance(result, Tensor) or result.data_ptr() != wall.tensor.data_ptr():
+        if not isinstance(result, Tensor) or result.data_ptr() != wall.args.data_ptr():
             raise Broken("writes_into_out", f"{layout} out must be written and returned, got another tensor")
         if wall.scratched:
             raise Broken("stays_within_its_output", f"it wrote outside {layout} out")

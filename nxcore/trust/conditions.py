@@ -26,7 +26,7 @@ from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.form import form, misformed, spans
-from nxcore.trust.memory import WALL, Guarded, Walled, each
+from nxcore.trust.memory import WALL, Guarded, Walls, bits, each, same
 from nxcore.trust.truth import Truth, without_out
 
 Call = Callable[..., Any]
@@ -82,7 +82,7 @@ def unheld(
     result = call(*args)
     if why := _wrong(truth, args, result):
         return why
-    known = tuple(t.clone() for t in leaves(result))
+    known = _known(result)
     if why := guarded(call, args, truth, wall=ODD if odd else WALL, known=known):
         return why
     where: dict[str, Run] = {
@@ -101,29 +101,21 @@ def unheld(
     return ""
 
 
-def guarded(
-    call: Call, args: tuple[Any, ...], truth: Truth, *, wall: int, known: tuple[Tensor, ...] = ()
-) -> str:
+def guarded(call: Call, args: tuple[Any, ...], truth: Truth, *, wall: int, known: Any = None) -> str:
     """Return how a kernel is wrong on inputs at other addresses, or which memory beside them it writes.
 
     Inputs are between walls, results between guards, and new memory holds NaN.
     """
-    walls: list[Walled] = []
-
-    def walled(tensor: Tensor) -> Tensor:
-        walls.append(Walled(tensor, wall, 3.0))
-        return walls[-1].tensor
-
-    given, guard = each(args, walled), Guarded(fill=torch.nan)
+    walls, guard = Walls(args, wall, 3.0), Guarded(fill=torch.nan)
     try:
         with contextlib.ExitStack() as modes:
             if _guardable():
                 modes.enter_context(_uncompiled())
                 modes.enter_context(guard)
-            result = call(*given)
+            result = call(*walls.args)
     except FOREIGN:  # a kernel may not run in a dispatch mode: then its results have no guards
-        result, guard = call(*given), Guarded()
-    if any(w.scratched for w in walls):
+        result, guard = call(*walls.args), Guarded()
+    if walls.scratched:
         return "an input must be left unchanged, and the memory beside it"
     if guard.scratched:
         return "memory beside a result must be left unchanged"
@@ -150,23 +142,25 @@ def _wrong(
     truth: Truth,
     args: tuple[Any, ...],
     result: Any,
-    known: tuple[Tensor, ...] = (),
+    known: Any = None,
     *,
     stored: bool = True,
 ) -> str:
     """Return how a result is wrong; one that equals what is ``known`` to be right needs no other look."""
-    if not _equal(tuple(leaves(result)), known):
+    if known is None or not _same(_known(result), known):
         found = truth.judge(result)
         if not found.ok:
             return found.reason
     return misformed(tuple(leaves(result)), form(truth.torch, spans(list(leaves(args))))) if stored else ""
 
 
-def _equal(mine: tuple[Tensor, ...], known: tuple[Tensor, ...]) -> bool:
-    return len(mine) == len(known) and all(
-        (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and torch.equal(a, b)
-        for a, b in zip(mine, known, strict=True)
-    )
+def _known(result: Any) -> Any:
+    """Return what the tensors of a result are, and their bits."""
+    return [(t.shape, t.dtype, t.device) for t in leaves(result)], bits(leaves(result))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one[0] == other[0] and same(one[1], other[1])
 
 
 def _elsewhere(device: torch.device, call: Call, args: tuple[Any, ...]) -> Any:

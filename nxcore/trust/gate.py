@@ -39,6 +39,7 @@ from nxcore.trust import fingerprint, trial
 from nxcore.trust.conditions import unheld, varied, whole
 from nxcore.trust.form import twin
 from nxcore.trust.identity import Identities, Identity
+from nxcore.trust.memory import bits, same
 from nxcore.trust.quarantine import Quarantine, Quarantined
 from nxcore.trust.samples import ALIKE, alike, built, named_in, proofs, renumbered, sampled, what_first
 from nxcore.trust.state import UNCHANGED, State, disturbance
@@ -310,11 +311,9 @@ def _answers_from_memory(call: Callable[..., Any], args: tuple[Any, ...], other:
     """Return whether a kernel repeats its result after the numbers at the same addresses have changed."""
     mine = twin(args)
     with torch.no_grad():
-        before = [t.clone() for t in leaves(call(*mine))]
-        for here, there in zip(leaves(mine), leaves(other), strict=True):
-            here.copy_(there)
-        after = list(leaves(call(*mine)))
-    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        before = bits(leaves(call(*mine)))
+        torch._foreach_copy_([*leaves(mine)], [*leaves(other)])
+        return same(before, bits(leaves(call(*mine))))
 
 
 def _toolkit(backend: Backend) -> dict[str, str]:

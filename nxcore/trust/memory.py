@@ -1,16 +1,21 @@
-"""Memory that shows errors of kernels: walled inputs, guarded results, new memory that holds NaN."""
+"""Memory that shows errors of kernels: inputs between walls, guarded results, new memory that holds NaN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nxcore.spec.problem import leaves
+
 WALL = 4096
 """Elements, or bytes of a guard, on either side: a multiple of every vector load's alignment."""
+
+ALIGNED = 256
+"""The elements of which a tensor's place between walls is a multiple, besides those of a wall."""
 
 PATTERN = 0xA5
 """The value of every byte of a guard."""
@@ -35,50 +40,75 @@ def span(tensor: Tensor) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors hold the same bits; all NaNs count as equal."""
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return bool(((a.contiguous().view(kind) == b.contiguous().view(kind)) | (a.isnan() & b.isnan())).all())
-
-
-class Walled:
-    """A copy of a tensor with the same strides, between two walls of other elements.
+class Walls:
+    """Copies of all tensors of ``args``, with their strides and gaps, in one memory a dtype and device.
 
     Parameters
     ----------
-    tensor : Tensor
-        The tensor to copy, including its gaps.
+    args : Any
+        Nested tensors.
     wall : int
-        Elements on either side. An odd number makes the copy misaligned for vector loads.
+        Elements on either side, at least. An odd number makes the copies misaligned for vector loads.
     value : float
         The value of the walls: NaN, or 85 for integers.
+
+    Attributes
+    ----------
+    args : Any
+        The copies, nested as the tensors are.
     """
 
-    def __init__(self, tensor: Tensor, wall: int = WALL, value: float = torch.nan) -> None:
-        count = span(tensor)
-        self.memory = tensor.new_empty(count + 2 * wall)
-        poison(self.memory, value)
-        if count:
-            self.memory[wall : wall + count] = tensor.detach().as_strided((count,), (1,))
-        self.tensor = self.memory.as_strided(tensor.shape, tensor.stride(), wall)
-        self.before = self.memory.clone()
+    def __init__(self, args: Any, wall: int = WALL, value: float = torch.nan) -> None:
+        groups: dict[Any, list[Tensor]] = {}
+        for t in leaves(args):
+            groups.setdefault((t.dtype, t.device), []).append(t.detach())
+        self._memories = [_walled(group, wall, value) for group in groups.values()]
+        made = {key: iter(copies) for key, (copies, *_) in zip(groups, self._memories, strict=True)}
+        self.args = each(args, lambda t: next(made[t.dtype, t.device]))
 
     @property
     def scratched(self) -> bool:
         """Whether a wall, or a gap between elements, was written."""
-        now, before = _bytes(self.memory), _bytes(self.before)
-        if torch.equal(now, before):  # as nearly always, by one launch
-            return False
-        changed = (now != before).view(len(self.memory), -1).any(1)
-        places = torch.arange(len(changed), device=changed.device).as_strided(
-            self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()
-        )
-        changed[places.reshape(-1)] = False
-        return bool(changed.any())
+        for copies, memory, before in self._memories:
+            now, then = _bytes(memory), _bytes(before)
+            if torch.equal(now, then):  # as nearly always, by one launch
+                continue
+            changed = (now != then).view(len(memory), -1).any(1)
+            for copy in copies:
+                places = torch.arange(len(changed), device=changed.device).as_strided(
+                    copy.shape, copy.stride(), copy.storage_offset()
+                )
+                changed[places.reshape(-1)] = False
+            if bool(changed.any()):
+                return True
+        return False
+
+
+def _walled(tensors: Sequence[Tensor], wall: int, value: float) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return copies between walls, their memory, and what that holds."""
+    starts = [wall]
+    for t in tensors:
+        starts.append(-(-(starts[-1] + span(t)) // ALIGNED) * ALIGNED + wall)
+    memory = tensors[0].new_empty(starts.pop())
+    poison(memory, value)
+    placed = list(zip(tensors, starts, strict=True))
+    flat = [t.as_strided((span(t),), (1,)) for t in tensors]
+    torch._foreach_copy_([memory[at : at + span(t)] for t, at in placed], flat)
+    copies = [memory.as_strided(t.shape, t.stride(), at) for t, at in placed]
+    return copies, memory, memory.clone()
+
+
+def bits(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return a copy of the bytes of all tensors, side by side: one a dtype and device."""
+    groups: dict[Any, list[Tensor]] = {}
+    for t in tensors:
+        groups.setdefault((t.dtype, t.device), []).append(t.detach().resolve_conj().resolve_neg().reshape(-1))
+    return [_bytes(torch.cat(group)) for group in groups.values()]
+
+
+def same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether ``bits`` are the same: the host waits once a dtype, whatever the number of tensors."""
+    return len(some) == len(others) and all(map(torch.equal, some, others))
 
 
 def _bytes(memory: Tensor) -> Tensor:
@@ -131,10 +161,11 @@ class Guarded(TorchDispatchMode):
             return made
         width, count = made.element_size(), span(made)
         block = torch.full((count * width + 2 * WALL,), PATTERN, dtype=torch.uint8, device=made.device)
-        block[WALL : WALL + count * width] = _bytes(made.as_strided((count,), (1,)))
         guarded = block.view(made.dtype).as_strided(made.shape, made.stride(), WALL // width)
         if func in self.FRESH and self.fill is not None:
             poison(guarded, self.fill)
+        else:
+            block[WALL : WALL + count * width] = _bytes(made.as_strided((count,), (1,)))
         self.blocks.append((block, count * width))
         return guarded
 

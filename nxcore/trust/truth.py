@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +31,12 @@ from nxcore.spec.precision import SHARE
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.form import form, misformed, spans
+from nxcore.trust.memory import bits, same
 from nxcore.trust.state import UNCHANGED, State, disturbance
 
 ACCUMULATOR = 2.0**-24
 FEW = 64
+Dtype = torch.dtype
 ROUNDOFF = {
     torch.float64: 2.0**-53,
     torch.float32: 2.0**-24,
@@ -61,6 +63,20 @@ class Agreement:
     ok: bool
     error: float
     reason: str = ""
+
+
+class _Tame(NamedTuple):
+    """Outputs of one dtype and device, side by side: the bounds of gate (a), and of gate (b) with the norm.
+
+    The bound is -1 where an output may have special values.
+    """
+
+    places: list[int]
+    sizes: list[int]
+    dtype: torch.dtype
+    exact: Tensor
+    bound: Tensor
+    limits: list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -139,65 +155,78 @@ class Truth:
         return Agreement(True, worst)
 
     @functools.cached_property
-    def _tame(self) -> tuple[tuple[Tensor, float, float] | None, ...]:
-        """For each output without special values, the bounds of gates (a) and (b), and the norm."""
-        found = [self._bounds(*row) for row in zip(self.exact, self.torch, self.scale, strict=True)]
-        rest = iter(numbers([n for _, *row in found for n in row]))
-        tame: list[tuple[Tensor, float, float] | None] = []
-        for like, (bound, *row) in zip(self.torch, found, strict=True):
-            largest, allowed, norm = (next(rest) for _ in row) if row else (math.nan,) * 3
-            fits = bound is not None and largest < torch.finfo(like.dtype).max / 2  # false for NaN too
-            tame.append((bound, allowed, norm) if bound is not None and fits else None)
-        return tuple(tame)
+    def _tame(self) -> list[_Tame]:
+        """The outputs without special values, side by side."""
+        groups: dict[Any, list[int]] = {}
+        for i, like in enumerate(self.torch):
+            if not self.bitwise and like.dtype.is_floating_point and like.numel():
+                groups.setdefault((like.dtype, like.device), []).append(i)
+        made, wanted = list[_Tame](), list[Tensor]()
+        for (dtype, _), places in groups.items():
+            sizes = [self.torch[i].numel() for i in places]
+            y64, scale = _beside(self.exact, places), _beside(self._scales, places)
+            apart = (_beside(self.torch, places).double() - y64).abs()
+            made.append(_Tame(places, sizes, dtype, y64, self._bound(y64, scale, dtype), []))
+            for values, order in ((y64, 2), (apart, 2), (scale, 2), (y64, math.inf)):
+                wanted += _norms(values, sizes, order)
+        rest = iter(numbers(wanted))
+        for group in made:
+            four = ([next(rest) for _ in group.sizes] for _ in range(4))
+            for size, *norms, largest in zip(group.sizes, *four, strict=True):
+                norm, apart, reach = (value / size**0.5 for value in norms)
+                fits = largest < torch.finfo(group.dtype).max / 2 and math.isfinite(norm)  # false for NaN too
+                allowed = self._allowed(norm, apart, reach, group.dtype, size) if fits else -1.0
+                group.limits.append((allowed, norm))
+        return made
 
-    def _bounds(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor | None, *tuple[Tensor, ...]]:
-        """Return the bound of gate (a), the largest number, the bound of gate (b) and the norm, if wanted."""
-        if self.bitwise or not like.dtype.is_floating_point or not like.numel():
-            return (None,)
-        bound, allowed, norm = self._allowed(y64, like, scale.broadcast_to(like.shape))
-        return bound, y64.abs().amax(), allowed, norm
+    @property
+    def _scales(self) -> list[Tensor]:
+        return [s.broadcast_to(like.shape) for s, like in zip(self.scale, self.torch, strict=True)]
 
     def agrees(self, result: tuple[Tensor, ...]) -> bool:
         """Return whether outputs of the right dtype and shape pass both gates; ``judge`` gives the reason."""
-        tame = all(bounds is not None for bounds in self._tame)
-        if tame:
-            return all(self._passed([y], i)[0] is not None for i, y in enumerate(result))
-        return self.judge(result).ok
+        tame = sum(allowed >= 0 for group in self._tame for allowed, _ in group.limits) == len(self.torch)
+        return all(self._passed(result)) if tame else self.judge(result).ok
 
-    def _passed(self, result: Sequence[Tensor], first: int = 0) -> list[Agreement | None]:
-        """Return the agreement of outputs from the ``first`` on by a quick test; None where it isn't enough.
+    def _passed(self, result: Sequence[Tensor]) -> list[Agreement | None]:
+        """Return the agreement of outputs by a quick test; None where it isn't enough.
 
         The host waits for the device once, whatever their number.
         """
-        rows = [(y, self.exact[i], self._tame[i]) for i, y in enumerate(result, first)]
-        errors = [None if tame is None else (y.double() - y64).abs() for y, y64, tame in rows]
-        wanted: list[Tensor] = []
-        for error, (_, _, tame) in zip(errors, rows, strict=True):
-            if error is not None and tame is not None:
-                wanted += [_rms(error), (error <= tame[0]).all().double()]
-        rest, found = iter(numbers(wanted)), list[Agreement | None]()
-        for _, _, tame in rows:
-            rms, within = (next(rest), next(rest)) if tame else (math.nan, 0.0)
-            fine = tame is not None and rms <= tame[1] and bool(within)
-            found.append(Agreement(True, _relative(rms, tame[2], tame[1])) if tame and fine else None)
+        wanted, found = list[Tensor](), list[Agreement | None]([None] * len(result))
+        for group in self._tame:
+            error = (_beside(result, group.places).double() - group.exact).abs()
+            outside = (error <= group.bound).logical_not().double()
+            wanted += [*_norms(error, group.sizes), *_norms(outside, group.sizes)]
+        rest = iter(numbers(wanted))
+        for group in self._tame:
+            errors, outsides = ([next(rest) for _ in group.sizes] for _ in range(2))
+            rows = zip(group.places, group.sizes, group.limits, errors, outsides, strict=True)
+            for i, size, (allowed, norm), off, out in rows:
+                rms = off / size**0.5
+                if rms <= allowed and not out:
+                    found[i] = Agreement(True, _relative(rms, norm, allowed))
         return found
 
-    def _allowed(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the bounds of gates (a) and (b), and the norm, for finite outputs."""
-        info, u = torch.finfo(like.dtype), ROUNDOFF[like.dtype]
-        # Includes the spacing of subnormal numbers: a device may flush each subnormal term to zero.
-        quantum = info.smallest_normal * info.eps + self.terms * torch.finfo(torch.float32).smallest_normal
-        bound = 4 * (u * y64.abs() + ACCUMULATOR * self.terms**0.5 * scale.nan_to_num(posinf=0.0)) + quantum
-        if self.share:
-            bound += self.share * scale.nan_to_num(posinf=0.0)
-        norm = _rms(y64)
-        allowed = (
-            3 * _rms((like.double() - y64).abs())
-            + u / 8 * norm
-            + (ACCUMULATOR + self.share) * _rms(scale)
-            + quantum
+    def _bound(self, y64: Tensor, scale: Tensor, dtype: Dtype) -> Tensor:
+        """Return the bound of gate (a) for finite outputs."""
+        scale = scale.nan_to_num(posinf=0.0)
+        bound: Tensor = 4 * (ROUNDOFF[dtype] * y64.abs() + ACCUMULATOR * self.terms**0.5 * scale)
+        bound += self._quantum(dtype)
+        return bound + self.share * scale if self.share else bound
+
+    def _quantum(self, dtype: Dtype) -> float:
+        """Return the spacing of subnormal numbers: a device may flush each subnormal term to zero."""
+        info = torch.finfo(dtype)
+        return float(
+            info.smallest_normal * info.eps + self.terms * torch.finfo(torch.float32).smallest_normal
         )
-        return bound, allowed + u * norm if y64.numel() <= FEW else allowed, norm
+
+    def _allowed(self, norm: float, apart: float, reach: float, dtype: Dtype, size: int) -> float:
+        """Return the bound of gate (b), from the norms of a result, torch's error and the scale."""
+        u = ROUNDOFF[dtype]
+        allowed = 3 * apart + u / 8 * norm + (ACCUMULATOR + self.share) * reach + self._quantum(dtype)
+        return allowed + u * norm if size <= FEW else allowed
 
     def _gates(self, y: Tensor, y64: Tensor, like: Tensor, scale: Tensor) -> Agreement:
         if y.numel() == 0:
@@ -218,17 +247,18 @@ class Truth:
             return Agreement(False, float("inf"), "infinities must be where the reference has them")
         finite = expected.isfinite() & wide.isfinite()
         wide, y64, scale = wide[finite], y64[finite], scale.broadcast_to(y.shape)[finite]
-        error = (wide - y64).abs()
-        bound, allowed, norm = self._allowed(y64, like[finite], scale)
-        relative = _relative(float(_rms(error)), float(norm), float(allowed))
+        error, bound = (wide - y64).abs(), self._bound(y64, scale, y.dtype)
+        norm, apart, reach, rms = numbers(
+            [_rms(y64), _rms((like[finite].double() - y64).abs()), _rms(scale), _rms(error)]
+        )
+        allowed = self._allowed(norm, apart, reach, y.dtype, y64.numel())
+        relative = _relative(rms, norm, allowed)
         if bool((error > bound).any()):
             at = float((error / bound).max())
             return Agreement(False, relative, f"elementwise error is {at:.3g} times its bound")
-        if _rms(error) > allowed:
+        if rms > allowed:
             return Agreement(
-                False,
-                relative,
-                f"root mean square error is {float(_rms(error) / allowed):.3g} times its bound",
+                False, relative, f"root mean square error is {rms / allowed:.3g} times its bound"
             )
         return Agreement(True, relative)
 
@@ -238,6 +268,17 @@ def numbers(values: Sequence[Tensor]) -> list[float]:
     if len({v.device for v in values}) > 1:
         return [float(v) for v in values]
     return torch.stack([v.double() for v in values]).tolist() if values else []
+
+
+def _beside(tensors: Sequence[Tensor], places: Sequence[int]) -> Tensor:
+    """Return the numbers of some tensors side by side."""
+    flat = [tensors[i].reshape(-1) for i in places]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def _norms(values: Tensor, sizes: list[int], order: float = 2) -> tuple[Tensor, ...]:
+    """Return the norm of each part of a vector."""
+    return torch._foreach_norm(values.split(sizes), order)  # noqa: SLF001  it has no public name
 
 
 def share_of(spec: OpSpec, args: tuple[Any, ...]) -> float:
@@ -296,7 +337,7 @@ def require_telling(
         return  # compared bit for bit: a result that passes is right
     impostors = {
         "zeros": tuple(torch.zeros_like(y) for y in truth.torch),
-        "the mean": tuple(torch.full_like(y, float(y.double().mean())) for y in truth.torch),
+        "the mean": tuple(y.double().mean().to(y.dtype).expand_as(y) for y in truth.torch),
     }
     first = next(leaves(args))
     if all(first.shape == y.shape and not _same(first, y) for y in truth.torch):
@@ -325,17 +366,16 @@ def agreement(
     truth = truth or Truth.of(spec, args)
     inputs = without_out(spec, args)
     out = next((a for a, i in zip(args, inputs, strict=True) if a is not i), None)
-    before = [t.clone() for t in leaves(inputs)]
-    device = next((t.device for t in before if t.device.type != "cpu"), torch.device("cpu"))
+    before = bits(leaves(inputs))
+    device = next((t.device for t in leaves(inputs) if t.device.type != "cpu"), torch.device("cpu"))
     with torch.no_grad():
         state = State.now(device)
         result = call(*args)
         disturbed = disturbance(state, device, lambda: call(*args), lambda: spec.reference(*inputs))
     if disturbed:
         return Agreement(False, float("inf"), f"{UNCHANGED}: {disturbed}")
-    for old, now in zip(before, leaves(inputs), strict=True):
-        if not _same(old, now):
-            return Agreement(False, float("inf"), "inputs must be left unchanged")
+    if not same(before, bits(leaves(inputs))):
+        return Agreement(False, float("inf"), "inputs must be left unchanged")
     if out is not None and (not isinstance(result, Tensor) or result.data_ptr() != out.data_ptr()):
         return Agreement(False, float("inf"), "out must be written and returned")
     found = truth.judge(result, laid_out=out is None)

@@ -7,7 +7,7 @@ import torch
 
 import nxcore.ops
 from nxcore.spec.problem import Problem
-from nxcore.trust.memory import Walled
+from nxcore.trust.memory import Walls
 from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
@@ -160,6 +160,6 @@ def test_rows_of_whole_vectors_at_an_odd_address(moved, dtype):
     """The launch for any address takes strips of other columns, and was given the count of the vectors'."""
     args = list(forward((2, 4, 9, 16), 3, 1, 1, 1, dtype=dtype))
     call = planner("depthwise_conv2d").plan(Problem.of(SPECS["depthwise_conv2d"], tuple(args)))
-    args[moved] = Walled(args[moved], 1, 3.0).tensor
+    args[moved] = Walls(args[moved], 1, 3.0).args
     found = agreement(call, SPECS["depthwise_conv2d"], tuple(args))
     assert found.ok, found.reason

@@ -22,6 +22,7 @@ from nxcore.trust import fingerprint, gate, identity
 from nxcore.trust.gate import Gate
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.waits import waits
 
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
@@ -113,6 +114,14 @@ def test_a_kernel_that_agrees_is_asked_once():
     before = calls(kernel)
     assert found.verify(backend, kernel, PROBLEM) is held
     assert calls(kernel) == before == fakes.verified_runs("add")
+
+
+@pytest.mark.parametrize(("op", "most"), [("foreach_sep_conv2d_batch_norm_backward", 36), ("sep_conv2d", 64)])
+def test_a_sample_waits_for_the_device_a_few_times_whatever_its_tensors(op, most, monkeypatch):
+    asked, backend, kernel = gated(SPECS[op].reference, op=op)
+    first = SPECS[op].tagged("smoke")[0].build(SPECS[op], "cpu", torch.float32)
+    problem = Problem.of(SPECS[op], first)
+    assert waits(monkeypatch, lambda: asked.verify(backend, kernel, problem)) <= most, "540 and 87 before"
 
 
 def wrong_on_gaps(x, y, alpha, out):
