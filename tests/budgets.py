@@ -85,7 +85,7 @@ BUDGETS = (
     Budget("numeric constants, nxcore/ without ops/", 590, 590, lambda: constants("nxcore")),
     Budget("numeric constants, nxcore/choose", 70, 50, lambda: constants("nxcore/choose")),
     Budget(
-        "monkeypatch.setattr", 370, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
+        "monkeypatch.setattr", 345, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
     ),
 )
 

@@ -106,11 +106,9 @@ def test_plain_turns_begin_late_and_those_before_are_in_no_ratio(steps_has, step
     assert "3.000 [3.000, 3.000]" in line(how, found)
 
 
-def test_what_was_measured_and_explained_is_asked_of_the_process(
-    monkeypatch, steps_has, steps_subprocess_has, tmp_path
-):
+def test_what_was_measured_and_explained_is_asked_of_the_process(steps_has, steps_subprocess_has, tmp_path):
     asked, child = [], SimpleNamespace(stdin=io.StringIO(), send_signal=lambda _: None, wait=lambda: 0)
-    monkeypatch.setattr(child.stdin, "close", lambda: None)
+    child.stdin.close = lambda: None
     answers = iter([asdict(Turn(1.0, 1.0, 1, [])), ["a table", "torch: a problem"]])
     child.stdout = SimpleNamespace(readline=lambda: json.dumps(next(answers)))
     steps_subprocess_has(Popen=lambda given, **_: asked.extend(given) or child)

@@ -26,7 +26,7 @@ def images():
 
 
 @pytest.mark.slow
-def test_a_search_is_the_papers_loop(monkeypatch):
+def test_a_search_is_the_papers_loop():
     """Architecture by Adam on a validation batch, then weights by SGD, clipped; a cosine over the epochs."""
     sizes = {"C": 2, "layers": 3, "steps": 2, "multiplier": 2, "batch": 4, "epochs": EPOCHS}
     preset = dataclasses.replace(PRESETS["darts"], **sizes, lr=0.5, arch_lr=0.1, clip=0.5, retrain_epochs=0)
@@ -36,7 +36,7 @@ def test_a_search_is_the_papers_loop(monkeypatch):
         net.load_state_dict(trainer.net.state_dict())
         rows = trainer.arch.logits.detach().clone().requires_grad_()
         seen, augmented = [], trainer._augmented
-        monkeypatch.setattr(trainer, "_augmented", lambda batch: seen.append(augmented(batch)) or seen[-1])
+        trainer._augmented = lambda batch: seen.append(augmented(batch)) or seen[-1]
         losses = [row["loss"] for row in trainer.run()]
 
     adam = torch.optim.Adam([rows], 0.1, betas=(0.5, 0.999), weight_decay=1e-3)

@@ -70,9 +70,9 @@ def test_the_found_network_is_prepared_too(session, trainer):
 
 
 @pytest.mark.parametrize(("policy", "most"), [("frozen", 4), ("measure", 1)])
-def test_else_nothing_is_done(policy, most, session, trainer, monkeypatch):
+def test_else_nothing_is_done(policy, most, session, trainer):
     session.tuner.workers.most = most
-    monkeypatch.setattr(trainer.net, "forward", None)
+    trainer.net.forward = None
     with nxcore.policy(policy):
         nas.prepare(trainer)
     assert session.tuner.workers.asked == []

@@ -60,7 +60,7 @@ def test_one_cell_is_no_network():
     assert "" not in nas.replays(patched)
 
 
-def seen_before(patched, monkeypatch, **how):
+def seen_before(patched, **how):
     """Return whether torch was to serve each run of a network that is taken, in the order of runs."""
     part, seen = vars(patched)[PART], []
     run = part.run
@@ -72,7 +72,7 @@ def seen_before(patched, monkeypatch, **how):
                 raise torch.OutOfMemoryError("no memory")
             return super().__call__(module, *tensors)
 
-    monkeypatch.setattr(run, "__class__", Noted)
+    run.__class__ = Noted
     return seen
 
 
@@ -88,7 +88,7 @@ def fresh():
 def test_torch_serves_the_calls_before_a_capture(monkeypatch):
     plain, patched = fresh()
     taped(patched)
-    seen = seen_before(patched, monkeypatch)
+    seen = seen_before(patched)
     agree(plain, patched, 2)
     assert seen[:2] == [True, True]
     assert True not in seen[2:], "runs of the capture"
@@ -103,7 +103,7 @@ def test_pairs_that_wait_are_measured_in_a_run_before_the_recording(monkeypatch)
         plain, patched = fresh()
         tape = taped(patched)
         tape.seconds = lambda work: work() and 1.0  # no run is timed
-        seen = seen_before(patched, monkeypatch)
+        seen = seen_before(patched)
         monkeypatch.setattr(session.default().chooser.pairs, "waiting", waiting)
         agree(plain, patched, 2)
         assert nas.replays(patched)[""].startswith("replays") or "no faster" in nas.replays(patched)[""]
@@ -116,7 +116,7 @@ def test_pairs_that_wait_are_measured_in_a_run_before_the_recording(monkeypatch)
 def test_a_run_of_a_capture_is_compared_with_torchs_own_result(share, kept, monkeypatch):
     _, patched = fresh()
     taped(patched)
-    seen = seen_before(patched, monkeypatch)
+    seen = seen_before(patched)
     run = vars(patched)[PART].run
     whole_run = type(run).__call__
 
@@ -125,7 +125,7 @@ def test_a_run_of_a_capture_is_compared_with_torchs_own_result(share, kept, monk
             found = whole_run(self, module, *tensors)
             return found if seen[-1] else found + share * found.detach()  # by kernels alone
 
-    monkeypatch.setattr(run, "__class__", Wrong)
+    run.__class__ = Wrong
     x, logits = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
     for _ in range(2):
         darts_step(patched, x, logits)
@@ -149,7 +149,7 @@ def test_torchs_own_result_counts_for_its_own_call_alone(monkeypatch):
 
 def test_kernels_serve_where_there_is_no_capture(monkeypatch):
     plain, patched = fresh()
-    seen = seen_before(patched, monkeypatch)
+    seen = seen_before(patched)
     agree(plain, patched, 1)
     assert seen == [False]
 
@@ -160,7 +160,7 @@ def test_kernels_serve_the_call_for_which_torch_has_no_memory(full, monkeypatch)
     plain, patched = fresh()
     taped(patched)
     monkeypatch.setattr(of_graphs, "_fits", lambda *_: full == "forward")
-    seen = seen_before(patched, monkeypatch, full=full == "forward")
+    seen = seen_before(patched, full=full == "forward")
     agree(plain, patched, 1)
     assert seen == [True, False]
     agree(plain, patched, 2)

@@ -23,6 +23,7 @@ from tests.stand_ins import stand_in
 operator_has = stand_in(operator)
 
 SMALL, MANY = 16, 150
+CAPACITIES = {rare: "COUNTED", recorded: "MOST", chooser: "PROBLEMS", files: "KEPT", watches: "PROBLEMS"}
 BASE = torch.ones(3 * MANY + 8)
 
 
@@ -30,11 +31,8 @@ BASE = torch.ones(3 * MANY + 8)
 def small(monkeypatch, operator_has, raced_by):
     """Make every capacity small, and a race cost nothing."""
     operator_has(CAPACITY=SMALL)
-    monkeypatch.setattr(rare, "COUNTED", SMALL)
-    monkeypatch.setattr(recorded, "MOST", SMALL)
-    monkeypatch.setattr(chooser, "PROBLEMS", SMALL)
-    monkeypatch.setattr(files, "KEPT", SMALL)
-    monkeypatch.setattr(watches, "PROBLEMS", SMALL)
+    for home, name in CAPACITIES.items():
+        monkeypatch.setattr(home, name, SMALL)
 
     def race(calls, device, **how):
         us = {label: 100.0 if label.startswith("torch") else 50.0 for label in calls}

@@ -87,7 +87,7 @@ def test_the_calls_of_a_race_are_not_watched(joining, monkeypatch):
         raced.append(len(inspected) - before)
         return found
 
-    monkeypatch.setattr(session.chooser.pairs, "measure", measure)
+    session.chooser.pairs.measure = measure
     for _ in range(4):
         step(session, dense=True)
     assert raced == [0]

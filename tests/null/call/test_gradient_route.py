@@ -35,11 +35,11 @@ from tests.table import for_each
 recall_has = stand_in(Recall)
 
 
-def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
+def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls():
     session, _ = learning(0.5, 0.5)
     held = threading.Event()
     entered = session.tuner.entered
-    monkeypatch.setattr(session.tuner, "entered", lambda *of: held.wait(20) and entered(*of))
+    session.tuner.entered = lambda *of: held.wait(20) and entered(*of)
     crossed = [step(session, settle=False) for _ in range(40)]
     held.set()
     session.chooser.learner.settle(30)
@@ -314,7 +314,7 @@ def test_while_kernels_are_raced_torch_serves_both_ways_and_captured_calls_race_
 
 
 @pytest.mark.parametrize(("us", "crosses"), [(30, True), (300, False)])
-def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, joining, monkeypatch):
+def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, joining):
     """Torch's fastest way returns another result than nxcore's gradient needs."""
     clock, runs = fakes.Clock(), []
     names = "max_pool2d", "max_pool2d_with_offsets", "max_pool2d_backward"

@@ -126,7 +126,7 @@ def test_one_candidate_that_fails_while_it_is_measured_leaves_the_race_to_the_ot
         assert decision["tired"].refusal.reason.startswith(why)
 
 
-def test_out_of_memory_at_the_first_run_drops_the_candidate(monkeypatch):
+def test_out_of_memory_at_the_first_run_drops_the_candidate():
     def hungry(x, y, alpha, out):
         if x.shape == (3, 4):
             raise torch.OutOfMemoryError("full")
@@ -181,7 +181,7 @@ def test_a_lost_device_is_told_once_and_never_blamed_on_the_next_operator(monkey
     assert list(found.gate.quarantine) == [], "nobody knows who it was"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monkeypatch.setattr(session, "_on_lost_device", lambda problem: True)
+        session._on_lost_device = lambda problem: True
         for again in (op, total):
             with pytest.raises(DeviceLostError, match="Restart the process"):
                 again(X, X) if again is op else again(X)

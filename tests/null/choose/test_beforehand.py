@@ -30,11 +30,7 @@ def recorded(monkeypatch, raced_by, tmp_path):
         with in_force(purpose=Purpose.DECIDE):
             learning(folder=tmp_path, **us)[0].op("add")(X, X)
         session, verified = learning(folder=tmp_path, **us)[0], []
-        monkeypatch.setattr(
-            session.tuner.gate,
-            "verify",
-            lambda backend, kernel, problem: verified.append((backend.name, problem)),
-        )
+        session.tuner.gate.verify = lambda backend, kernel, problem: verified.append((backend.name, problem))
         return session, verified
 
     return made
@@ -97,12 +93,12 @@ def test_a_capture_ends_it(recorded):
     assert verified == []
 
 
-def test_what_must_be_compiled_or_fails_is_left_to_the_call(recorded, monkeypatch):
+def test_what_must_be_compiled_or_fails_is_left_to_the_call(recorded):
     session, _ = recorded(torch=100, fast=50)
 
     def fails(*_):
         raise UncompiledError("add")
 
-    monkeypatch.setattr(session.tuner.gate, "verify", fails)
+    session.tuner.gate.verify = fails
     expected(session, torch.ones(X.shape))
     assert not session.chooser.beforehand.thread.is_alive()

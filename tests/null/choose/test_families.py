@@ -335,7 +335,7 @@ def test_no_call_waits_for_identities_or_descriptions_where_no_family_can_serve(
     session = world.process(fast=50)
     record(session, (512, 2048) if us else (), **us)
     asked = []
-    monkeypatch.setattr(session.chooser.recall, "make", lambda *_: asked.append("identity"))
+    session.chooser.recall.make = lambda *_: asked.append("identity")
     if not us:  # what was measured has a point, too
         monkeypatch.setattr(family, "point", lambda *_: asked.append("description"))
     assert session.chooser.between(problem(1024)) is None

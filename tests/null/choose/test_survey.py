@@ -129,10 +129,10 @@ def test_the_process_is_started_before_there_is_a_problem():
 @pytest.mark.parametrize(
     ("policy", "known", "prepared"), [("auto", False, 1), ("auto", True, 0), ("measure", False, 0)]
 )
-def test_it_is_prepared_where_nothing_is_known_of_a_device(tmp_path, policy, known, prepared, monkeypatch):
+def test_it_is_prepared_where_nothing_is_known_of_a_device(tmp_path, policy, known, prepared):
     chooser, found = beside(tmp_path, torch=50, fast=100)[0].chooser, []
-    monkeypatch.setattr(chooser.survey, "prepare", found.append)
-    monkeypatch.setattr(chooser.recall.wisdom, "has", lambda device: known)
+    chooser.survey.prepare = found.append
+    chooser.recall.wisdom.has = lambda device: known
     with in_force(policy=policy):
         chooser.expect(torch.ones(1))
     assert len(found) == prepared
@@ -173,10 +173,10 @@ def test_what_is_not_taken(how, monkeypatch, survey_has):
     assert not found.takes(problem)
 
 
-def test_without_memory_nothing_is_asked(monkeypatch):
+def test_without_memory_nothing_is_asked():
     found, process, _, _ = surveyed()
     told = []
-    monkeypatch.setattr(found, "_room", lambda problem: False)
+    found._room = lambda problem: False
     found.ask(PROBLEM, told.append)
     assert told == ["the device has too little free memory"]
     assert (process.tasks, found.takes(PROBLEM)) == ([], False)
@@ -306,13 +306,13 @@ def test_no_pair_is_measured_of_halves_that_are_not_known(tmp_path, monkeypatch,
     policies = []
     crossing = SimpleNamespace(call=lambda *args: X, settle=lambda half: None)
     monkeypatch.setattr(serving, "Crossing", lambda *_, policy, **__: policies.append(policy) or crossing)
-    monkeypatch.setattr(session.tuner, "accepting", lambda *_: ["fast"])
+    session.tuner.accepting = lambda *_: ["fast"]
     with in_force(purpose=Purpose.FIND if finding else Purpose.CAPTURE):
         session.op("add")(X, X[:1].clone().requires_grad_())
     assert policies == [policy]
 
 
-def test_plans_stay_where_a_problem_is_known_that_was_measured_beside(tmp_path, monkeypatch):
+def test_plans_stay_where_a_problem_is_known_that_was_measured_beside(tmp_path):
     session, _, _, answer = beside(tmp_path, torch=100, fast=50)
     with in_force(purpose=Purpose.FIND):
         session.op("add")(X, X)
