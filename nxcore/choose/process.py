@@ -73,7 +73,13 @@ class Task:
 
 
 class Process:
-    """One process."""
+    """One process.
+
+    Attributes
+    ----------
+    ops : set of str
+        The operators of its tasks, whose kernels it has verified, mostly.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  it is closed with the process
@@ -93,11 +99,13 @@ class Process:
             raise AssertionError("both are pipes")
         self._tasks, self.answers = self._process.stdin, self._process.stdout
         self.task: Task | None = None
+        self.ops = set[str]()
         self.over, self._text, self._since = False, b"", 0.0
 
     def give(self, task: Task) -> None:
         """Let it do a task."""
         self.task, self._since = task, time.monotonic()
+        self.ops.add(task.request.get("op", ""))
         self.say(task.request)
 
     def say(self, what: Mapping[str, Any] | str) -> None:

@@ -8,6 +8,7 @@ it. It ends when its standard input does, so it never outlives the program.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import select
@@ -209,7 +210,11 @@ class Workers:
             self._workers.pop().end(by)
 
     def _hand_out(self) -> None:
-        """Give each free worker the hottest task; start another worker where there are more."""
+        """Give each free worker the hottest task; start another worker where there are more.
+
+        Of equals, one of an operator that it has had is first, then one that no other worker has had: to
+        verify an operator's kernels takes longer than to race a problem.
+        """
         while True:
             with self._lock:
                 free = next((w for w in self._workers if w.task is None), None)
@@ -217,7 +222,9 @@ class Workers:
                     return
                 if not self.affords():
                     return
-                task = max(self._tasks, key=lambda t: t.heat)
+                known = free.ops if free else set[str]()
+                others = set[str]().union(*(w.ops for w in self._workers if w is not free))
+                task = max(self._tasks, key=functools.partial(_rank, known, others))
                 self._tasks.remove(task)
             if free is None:
                 try:
@@ -227,6 +234,11 @@ class Workers:
                     continue
                 self._workers.append(free)
             free.give(replace(task, request={**task.request, "nice": self.nice}))
+
+
+def _rank(known: set[str], others: set[str], task: Task) -> tuple[float, bool, bool]:
+    op = task.request.get("op", "")
+    return task.heat, op in known, op not in others
 
 
 def cores() -> int:

@@ -7,7 +7,6 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,23 +33,8 @@ norm of equal values has gradients that are rounding alone.
 Call = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a call and its backward pass, and all that they changed.
-
-    Attributes
-    ----------
-    tensors : list of (Tensor or None)
-        Results, gradients, arguments and buffers.
-    graded : list of bool
-        Whether each result has a gradient.
-    random_states : list
-        The states of the random generators.
-    """
-
-    tensors: list[Tensor | None]
-    graded: list[bool]
-    random_states: list[Any]
+Outcome = tuple[list[Tensor | None], list[bool], list[Any]]
+"""Results, gradients, arguments and buffers; whether each result has a gradient; the random generators."""
 
 
 def twin_of(module: nn.Module, device: torch.device | None = None) -> nn.Module:
@@ -87,9 +71,10 @@ def difference(twin: nn.Module, own: Call, ours: Call, given: Any) -> str | None
             found = _outcome(ours, twin, given)
         except FOREIGN as error:
             return f"a trial call raised {type(error).__name__}: {error}"
-    if differ(found.random_states, wanted.random_states):
+    (mine, graded, drawn), (theirs, as_graded, as_drawn) = found, wanted
+    if differ(drawn, as_drawn):
         return "a trial call drew other random numbers"
-    if found.graded != wanted.graded or not _agree(found.tensors, wanted.tensors):
+    if graded != as_graded or not _agree(mine, theirs):
         return "a trial call returned another result or gradient"
     return ""
 
@@ -150,7 +135,7 @@ def _outcome(call: Call, twin: nn.Module, given: Any) -> Outcome:
             t if t is None else t.detach().clone() for t in (*results, *grads, *held, *twin.buffers())
         ]
         states = [*hosts(), *(torch.cuda.get_rng_state(p.device) for p in _first_cuda(twin))]
-        return Outcome(left, [t.requires_grad for t in results], [_bytes(s) for s in states])
+        return left, [t.requires_grad for t in results], [_bytes(s) for s in states]
     finally:
         with torch.no_grad():
             for b, value in were:

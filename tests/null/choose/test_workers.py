@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ import torch
 
 from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, uncompiled
-from nxcore.choose.process import Answer
+from nxcore.choose.process import Answer, Task
 from nxcore.choose.worker import Niceness
 from nxcore.choose.workers import BESIDE, Workers
 from nxcore.interop import native
@@ -85,6 +87,31 @@ def test_a_task_is_answered_and_the_hottest_is_first():
     found.ask(PROBLEM, "first", lambda answer: time.sleep(0.3))
     order = [name for name, _ in asked(found, "cold", "warm", "hot", heats=(0.1, 0.2, 0.3))]
     assert order[-1] == "cold"
+    ended(found)
+
+
+BY_WHOM = """
+import json, os, sys, time
+for line in sys.stdin:
+    time.sleep(0.1)
+    print(json.dumps({"why": f"{os.getpid()}"}), flush=True)
+"""
+
+
+def test_an_operator_is_one_workers_while_there_are_others():
+    """Two processes that measure verified each kernel twice."""
+    found, done, whose = Workers((sys.executable, "-c", BY_WHOM), os.environ, 2), threading.Semaphore(0), []
+
+    def answered(op, answer):
+        whose.append((op, answer.why))
+        done.release()
+
+    for op in [*["add"] * 5, *["sum"] * 5]:
+        found.add(Task({"op": op}, functools.partial(answered, op)))
+    for _ in range(10):
+        assert done.acquire(timeout=60)
+    rarest = [n for _, n in Counter(whose).most_common()[2:]]
+    assert sum(rarest) <= 1, "the last one may be anyone's"
     ended(found)
 
 
