@@ -7,42 +7,11 @@ import pickle
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.registry.discovery import PluginWarning, discover
 from tests import fresh
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, from make_dual
-def test_a_forward_mode_tangent_is_kept() -> None:
-    x, tangent = torch.randn(300, 200), torch.randn(300, 200)
-    total = nxcore.op("sum")
-    with nxcore.use("numba"):
-        total(x, 0)  # a plan is there, and must not be taken below
-        with forward_ad.dual_level():
-            got = forward_ad.unpack_dual(total(forward_ad.make_dual(x, tangent), 0)).tangent
-    torch.testing.assert_close(got, tangent.sum(0))
-
-
-def test_a_vectorized_jacobian_is_right_and_spoils_nothing() -> None:
-    x, b = torch.randn(3, 4), torch.randn(4)
-    with nxcore.use("numba"):
-        for op in (nxcore.Session().op("add"), nxcore.op("add")):
-            got = torch.autograd.functional.jacobian(op, (x, b), vectorize=True)
-            want = torch.autograd.functional.jacobian(torch.add, (x, b), vectorize=True)
-            for g, w in zip(got, want, strict=True):
-                torch.testing.assert_close(g, w)
-        assert nxcore.explain("add_backward", x, (3, 4), (4,)).decision.chosen == "numba"
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # still there, so still to be right
-def test_a_trace_computes_and_does_not_remember_an_answer() -> None:
-    x, y = torch.randn(50), torch.randn(50)
-    with nxcore.use("numba"):
-        traced = torch.jit.trace(nxcore.op("add"), (x, y))
-    torch.testing.assert_close(traced(2 * x, y), 2 * x + y)
 
 
 def test_a_module_that_holds_an_operator_is_copied_and_pickled() -> None:

@@ -106,16 +106,8 @@ class TestMachine:
 
 
 class TestRefusals:
-    def test_gaps(self):
-        reason = refusal("sum", torch.zeros(4, 6)[:, ::2], 0)
-        assert reason == "needs dense memory or repeated elements, got strides (6, 2)"
-
     def test_elements_that_share_memory_otherwise(self):
         assert "got strides (1, 1)" in refusal("sum", torch.zeros(9).as_strided((3, 3), (1, 1)), 0)
-
-    def test_out(self):
-        x = torch.zeros(4)
-        assert refusal("add", x, x, out=x) == "can't write into out: returns a new tensor"
 
     def test_dtypes(self):
         assert refusal("sum", torch.zeros(4, dtype=torch.float64)) == (
@@ -157,32 +149,12 @@ class TestLayout:
 
 @needs_jax
 class TestBridge:
-    def test_a_result_is_laid_out_as_torchs(self):
-        x = torch.randn(2, 8, 5, 6).contiguous(memory_format=torch.channels_last)
-        out = run("avg_pool2d", x, 3, 1, 1)
-        torch.testing.assert_close(out, torch.nn.functional.avg_pool2d(x, 3, 1, 1))
-        assert out.is_contiguous(memory_format=torch.channels_last)
-
-    def test_a_repeated_gradient_is_read_where_it_is(self):
-        grad, xs, logits = torch.randn(()).expand(6, 50), (torch.randn(6, 50),) * 2, torch.randn(2)
-        got, dots = run("softmax_sum_backward", grad, xs, logits)
-        wanted, wanted_dots = SPECS["softmax_sum_backward"].reference(grad, xs, logits)
-        for g, w in zip(got, wanted, strict=True):
-            torch.testing.assert_close(g, w)
-        torch.testing.assert_close(dots, wanted_dots)
-
     def test_the_gradient_of_what_was_not_broadcast_is_grad_itself(self):
         grad = torch.tensor(3.0).expand(6, 50)
         x_grad, y_grad = run("add_backward", grad, (6, 50), (50,), 2.0)
         assert x_grad.data_ptr() == grad.data_ptr()
         assert x_grad.stride() == (0, 0)
         assert torch.equal(y_grad, torch.full((50,), 36.0))
-
-    def test_an_argument_is_not_handed_back(self):
-        x = torch.tensor(2.5)
-        out = run("sum", x)
-        assert float(out) == 2.5
-        assert out.data_ptr() != x.data_ptr()
 
     def test_arguments_may_be_written_into_at_once(self):
         x, y = torch.ones(2_000_000), torch.ones(2_000_000)
@@ -192,14 +164,6 @@ class TestBridge:
             x.zero_()
             assert bool((out == 2).all())
             x.fill_(1)
-
-    def test_a_result_outlives_its_array(self):
-        x = torch.randn(100_000)
-        call, args = planned("add", x, x)
-        first = call(*args)
-        for _ in range(5):
-            call(*args)
-        assert torch.equal(first, 2 * x)
 
     def test_a_result_can_be_written_into(self):
         out = run("add", torch.ones(5), torch.ones(5))
@@ -220,14 +184,6 @@ class TestBridge:
     def test_a_number_is_not_rounded_to_the_tensors_type(self):
         x = torch.full((3,), 1.0, dtype=torch.bfloat16)
         assert torch.equal(run("add", x, 1.00390625 * 2), torch.add(x, 1.00390625 * 2))
-
-    def test_indices_are_int64(self):
-        x = torch.randn(2, 3, 9, 11)
-        out, indices = run("max_pool2d", x, 3, 2, 1, return_indices=True)
-        wanted, wanted_indices = torch.nn.functional.max_pool2d(x, 3, 2, 1, return_indices=True)
-        assert indices.dtype is torch.int64
-        assert torch.equal(indices, wanted_indices)
-        assert torch.equal(out, wanted)
 
     def test_many_taps_are_a_loop(self, monkeypatch):
         import nxcore_jax.taps as taps
