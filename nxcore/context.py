@@ -8,6 +8,8 @@ from contextvars import ContextVar, Token
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from nxcore.spec.planning import PLANNING, planning
+
 if TYPE_CHECKING:
     from nxcore.spec.problem import Problem
 
@@ -193,9 +195,6 @@ def capturing(problem: Problem) -> bool:
     return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-_EAGER: ContextVar[bool] = ContextVar("nxcore_eager", default=False)
-
-
 class _Regime:
     """Which of two choices eager calls take, where captured calls have another."""
 
@@ -204,7 +203,7 @@ class _Regime:
     @property
     def captured(self) -> bool:
         """Whether they take that of captured calls, in this thread."""
-        return self.runs and not _EAGER.get()
+        return self.runs and not PLANNING.get().eager
 
 
 REGIME = _Regime()
@@ -224,14 +223,9 @@ def as_captured() -> Iterator[None]:
         REGIME.runs = False
 
 
-@contextlib.contextmanager
-def as_eager() -> Iterator[None]:
+def as_eager() -> contextlib.AbstractContextManager[None]:
     """Have this thread's calls be eager ones within a run of ``as_captured``: a verdict counts for all."""
-    token = _EAGER.set(True)
-    try:
-        yield
-    finally:
-        _EAGER.reset(token)
+    return planning(eager=True)
 
 
 class Operators(Protocol):

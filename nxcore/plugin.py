@@ -40,6 +40,7 @@ from nxcore.spec.kernel import (
 from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
 from nxcore.spec.needs import Need, Place, at_most, either, few_channels, merged, needs
+from nxcore.spec.planning import host, hosted
 from nxcore.spec.precision import allowing, in_force
 from nxcore.spec.problem import Problem, TensorMeta, is_tensor
 from nxcore.spec.process import preserved
@@ -126,6 +127,8 @@ __all__ = [
     "fits",
     "generated",
     "hookimpl",
+    "host",
+    "hosted",
     "in_force",
     "is_tensor",
     "keep_compiled",

@@ -16,7 +16,8 @@ from nxcore.context import REGIME
 from nxcore.errors import FOREIGN
 from nxcore.interop import internals
 from nxcore.interop.fresh import Fresh, apart, laid, number, place_of, span, together
-from nxcore.spec.launched import Launched, Noted, noted
+from nxcore.spec.launched import Launched, Noted
+from nxcore.spec.planning import planning
 
 _log = logging.getLogger("nxcore")
 
@@ -173,12 +174,8 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         If it does more than to allocate and to launch.
     """
     launches = _Launches()
-    token = noted.set(launches)
-    try:
-        with _Made() as made:
-            result = call(*args)
-    finally:
-        noted.reset(token)
+    with planning(noted=launches), _Made() as made:
+        result = call(*args)
     contexts, drivers = {n.context for n in launches}, {n.driver for n in launches}
     teams = {n.team for n in launches if n.team}
     tensors = _tensors(args)

@@ -6,15 +6,13 @@ Torch's compiler takes some functions as they are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from nxcore.spec import tally
+from nxcore.spec.planning import PLANNING, planning
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_ON_DISK_ALONE: ContextVar[bool] = ContextVar("nxcore_on_disk_alone", default=False)
 
 
 class UncompiledError(Exception):
@@ -36,19 +34,14 @@ def compiling(what: str) -> None:
     --------
     >>> compiling("add in float32")
     """
-    if _ON_DISK_ALONE.get():
+    if PLANNING.get().on_disk_alone:
         raise UncompiledError(what)
     tally.compiled()
 
 
-@contextlib.contextmanager
-def on_disk_alone() -> Iterator[None]:
+def on_disk_alone() -> contextlib.AbstractContextManager[None]:
     """Forbid compiling within this block, in this thread."""
-    token = _ON_DISK_ALONE.set(True)
-    try:
-        yield
-    finally:
-        _ON_DISK_ALONE.reset(token)
+    return planning(on_disk_alone=True)
 
 
 def unseen(function: Function) -> Function:

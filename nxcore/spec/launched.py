@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from nxcore.spec.planning import PLANNING
 
 
 class Launched(NamedTuple):
@@ -80,8 +81,9 @@ class Noted(list[Launched]):
         self.weights: list[Tensor] = []
 
 
-noted: ContextVar[Noted | None] = ContextVar("nxcore_noted", default=None)
-"""The launches of the plan that is being recorded; None outside of a recording."""
+def noted() -> Noted | None:
+    """Return the launches of the plan that is being recorded; None outside of a recording."""
+    return PLANNING.get().noted
 
 
 def note(launch: Launched) -> None:
@@ -89,7 +91,7 @@ def note(launch: Launched) -> None:
 
     >>> nxcore.plugin.note(nxcore.plugin.Launched(1, 2, (1,) * 7, b"", (), ()))  # outside of a recording
     """
-    if (launches := noted.get()) is not None:
+    if (launches := noted()) is not None:
         launches.append(launch)
 
 
@@ -99,7 +101,7 @@ def recording() -> bool:
     >>> nxcore.plugin.recording()
     False
     """
-    return noted.get() is not None
+    return noted() is not None
 
 
 Recorded = Callable[[Callable[..., Any], Callable[[], Callable[..., Any]]], Callable[..., Any]]

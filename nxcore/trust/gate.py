@@ -13,7 +13,6 @@ import logging
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,6 +29,7 @@ from nxcore.spec.device import current, synchronize
 from nxcore.spec.exits import RAISED, ExitError, blamed
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.layout import layout_class
+from nxcore.spec.planning import PLANNING
 from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.sample import Sample
@@ -47,8 +47,6 @@ from nxcore.trust.suspect import Suspect
 from nxcore.trust.truth import agreement
 
 _log = logging.getLogger(__name__)
-
-_PAUSE: ContextVar[Callable[[], None]] = ContextVar("nxcore_pause", default=lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,6 @@ class Held:
     refusal: Refusal | None
     error: float | None = None
     layouts: tuple[str, ...] = ()
-
-
-@contextlib.contextmanager
-def pausing(pause: Callable[[], None]) -> Iterator[None]:
-    """Call ``pause`` between the samples of a verification, each of which may need a compilation."""
-    token = _PAUSE.set(pause)
-    try:
-        yield
-    finally:
-        _PAUSE.reset(token)
 
 
 class Gate:
@@ -253,7 +241,7 @@ class Gate:
         first = what == what_first(kernel)
         named = proofs(kernel, spec.samples) if first else named_in(what, spec.samples)
         for sample in named or alike(spec.name, dtype, what, self.registry):
-            _PAUSE.get()()
+            PLANNING.get().pause()
             with self.watched(suspect, device, "its verification", of), current(device):
                 try:
                     args, truth = built(spec.name, sample.name, device, dtype, self.registry)

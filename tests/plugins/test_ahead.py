@@ -20,7 +20,7 @@ from nxcore_triton.launch import ALIGNED, Launch
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
 from nxcore.ops import nxcore_ops
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, hosted
 from nxcore.registry.registry import printed
 from nxcore.spec.device import pretend
 from nxcore.store.problems import moved
@@ -125,18 +125,18 @@ def test_plans_of_triton_need_no_device(tmp_path):
 
 def test_launches_are_replaced_in_one_thread_alone():
     from nxcore_triton.ahead import Compiled
-    from nxcore_triton.launch import INSTEAD, Launch
+    from nxcore_triton.launch import Launch
 
     def launch():
         kernel = types.SimpleNamespace(arg_names=())
         made.append(type(Launch(kernel, (1,), torch.device("cpu"))))
 
-    made, token = [], INSTEAD.set(Compiled)
-    launch()
-    other = threading.Thread(target=launch)
-    other.start()
-    other.join()
-    INSTEAD.reset(token)
+    made = []
+    with hosted(Compiled):
+        launch()
+        other = threading.Thread(target=launch)
+        other.start()
+        other.join()
     launch()
     assert made == [Compiled, Launch, Launch]
 

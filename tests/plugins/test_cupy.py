@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import nxcore.ops
+from nxcore.spec.planning import hosted
 from nxcore.spec.problem import Problem, TensorMeta
 from tests import fresh
 
@@ -131,7 +132,7 @@ class TestRows:
         x = TensorMeta((3,), (1,), torch.float32, torch.device("cuda", 3))
         problem = Problem.of(SPECS["sum"], SPECS["sum"].bind(x))
         mine = host.Host(lambda index: nxcore_cupy.no(f"not on {index}"), None)
-        with host.using(mine):
+        with hosted(mine):
             assert nxcore_cuda.accepts.sums(problem).reason == "not on 3"
 
 

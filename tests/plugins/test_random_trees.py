@@ -19,7 +19,7 @@ from nxcore.expression.operator import specs
 from nxcore.expression.reference import values
 from nxcore.expression.samples import ROOTS
 from nxcore.expression.tree import Expression
-from nxcore.plugin import Elementwise, TensorMeta, generated
+from nxcore.plugin import Elementwise, TensorMeta, generated, hosted
 from nxcore.trust.truth import Truth, agreement
 from tests.null.expression.trees import random_expression
 from tests.plugins.test_pointwise import ON_CPU, kernel
@@ -74,10 +74,9 @@ def compiled(backend, found):
         return printed(found, by_inductor=backend == "inductor")
     if backend == "cupy":
         from nxcore_cuda import pointwise
-        from nxcore_cuda.machine.host import using
         from nxcore_cupy import HOST
 
-        with using(HOST):
+        with hosted(HOST):
             return pointwise.compiled(found)
     return importlib.import_module(f"nxcore_{backend}.pointwise").compiled(found)
 

@@ -22,7 +22,7 @@ import nxcore
 from nxcore.interop import native
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
-from nxcore.spec import launched
+from nxcore.spec.planning import planning
 from tests.table import for_each
 
 EXTENSION = native.found().extension
@@ -304,12 +304,9 @@ class TestCupy:
         shape, device = (9, 8, 7, 64, 2, 1), torch.device("cuda", 1)
         launch = noted(*module._bound(instance, device, shape, 1024, 2, "qf", (2**40, 1.5)))
         x, notes = torch.ones(4), []
-        token = launched.noted.set(notes)
-        try:
+        with planning(noted=notes):
             launch(x, None)
             launch(None, x, tail=(5, 2.5))
-        finally:
-            launched.noted.reset(token)
         first, second = notes
         assert (first.function, first.context, first.shape) == (0x5000, 0x7001, (*shape, 1024))
         assert struct.unpack("@2Pqf0q", first.block) == (0, 0, 2**40, 1.5)

@@ -139,10 +139,9 @@ import json, pathlib, sys
 import torch
 import nxcore_triton
 from nxcore.spec.device import pretend
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, hosted
 from nxcore.store.problems import moved
 from nxcore_triton.ahead import Compiled, FakeTensorMode, _driven, _filled
-from nxcore_triton.launch import INSTEAD
 from tests.plugins.test_ahead import FACTS, GPU, SPECS
 
 pretend(FACTS)
@@ -161,13 +160,10 @@ def images():
     return set(folder.rglob("*.cubin"))
 
 def compile(kernel, problem, *tile):
-    before, token = images(), INSTEAD.set(Compiled)
-    try:
-        with _driven((9, 0)), FakeTensorMode():
-            pairs = zip(problem.spec.params, problem.args)
-            kernel.plan(problem, *tile)(*(_filled(p.kind, a) for p, a in pairs))
-    finally:
-        INSTEAD.reset(token)
+    before = images()
+    with hosted(Compiled), _driven((9, 0)), FakeTensorMode():
+        pairs = zip(problem.spec.params, problem.args)
+        kernel.plan(problem, *tile)(*(_filled(p.kind, a) for p, a in pairs))
     found.extend((kernel.op, kernel.precision, str(tile), str(path)) for path in images() - before)
 
 for kernel in (*nxcore_triton.KERNELS, *nxcore_triton.SPLIT):

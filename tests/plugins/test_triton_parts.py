@@ -115,10 +115,9 @@ COMPILE = """
 import pathlib, sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from nxcore.plugin import Product, TensorMeta
+from nxcore.plugin import Product, TensorMeta, hosted
 from nxcore_triton import matmul_parts as parts
 from nxcore_triton.ahead import Compiled, _driven, _typed
-from nxcore_triton.launch import INSTEAD
 
 class Shown(Compiled):
     def __call__(self, _tensors, *args):
@@ -128,11 +127,10 @@ class Shown(Compiled):
         image.write_bytes(made.asm["cubin"])
         print(made.name, made.metadata.shared, image)
 
-INSTEAD.set(Shown)
 for n in (1024, 4096, 4097):
     metas = [TensorMeta.row_major((n, n), torch.float32, torch.device("cuda")) for _ in range(3)]
     product = Product.of(*metas)
-    with _driven((9, 0)), FakeTensorMode():
+    with hosted(Shown), _driven((9, 0)), FakeTensorMode():
         parts.plan_product(product, metas[0].device)(*(meta.empty() for meta in metas))
 """
 

@@ -16,9 +16,9 @@ from nxcore.choose.learn.exploration import CALL_S, Exploration
 from nxcore.choose.process import Answer
 from nxcore.choose.workers import BESIDE, SEVERAL, Workers
 from nxcore.spec.device import heed_no_capture
+from nxcore.spec.planning import planning
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import arguments
-from nxcore.trust.gate import pausing
 
 if TYPE_CHECKING:
     from nxcore.choose.learn.learner import Learner
@@ -140,7 +140,7 @@ class Lesson:
         self._tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
         pace.rest(ahead)
         args = arguments(problem)
-        with pausing(lambda: pace.rest(ahead)):
+        with planning(pause=lambda: pace.rest(ahead)):
             entries = self._tuner.entered(problem, args, self._tuner.candidacies(problem))
         before = self._learner.recall.before(problem)
         effort = replace(self._tuner.effort, hopeless=HOPELESS)

@@ -14,9 +14,9 @@ from typing import Any
 import nxcore_cuda
 import torch
 from nxcore_cuda.accepts import capable
-from nxcore_cuda.machine.host import Host, using
+from nxcore_cuda.machine.host import Host
 
-from nxcore.plugin import YES, Backend, Check, Kernel, Problem, Verdict, hookimpl, no
+from nxcore.plugin import YES, Backend, Check, Kernel, Problem, Verdict, hookimpl, hosted, no
 
 API = 1
 CUPY = 14  # takes a stream of another library through the stream protocol
@@ -81,7 +81,7 @@ def _row(kernel: Kernel) -> Kernel:
 
     @functools.wraps(accepts)
     def accepts_here(problem: Problem) -> Verdict:
-        with using(HOST):
+        with hosted(HOST):
             return accepts(problem)
 
     uses = (kernel.target, f"{kernel.target.partition(':')[0]}:{kernel.op}.cu", "nxcore_cupy.compile:OPTIONS")

@@ -13,19 +13,18 @@ import torch
 from nxcore_cuda.machine import load
 from nxcore_cuda.machine.absent import planned
 from nxcore_cuda.machine.handle import addresses
-from nxcore_cuda.machine.host import using
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.replay import replay
 from torch import Tensor
 
-from nxcore.plugin import Kernel, Problem
+from nxcore.plugin import Kernel, Problem, hosted
 from nxcore_cupy import HOST, PLANNERS
 from nxcore_cupy.compile import compiled
 
 
 def plan(problem: Problem) -> Callable[..., Any]:
     """Return what nxcore-cuda plans for a problem, with launches of CuPy's."""
-    with using(HOST):
+    with hosted(HOST):
         return PLANNERS[problem.op].plan(problem)
 
 

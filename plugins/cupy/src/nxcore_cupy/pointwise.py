@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from nxcore_cuda import pointwise
-from nxcore_cuda.machine.host import using
 
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, hosted
 from nxcore_cupy import HOST
 
 
 def plan(problem: Problem) -> Callable[..., Any]:
     """Return the launch for one problem."""
-    with using(HOST):
+    with hosted(HOST):
         return pointwise.plan(problem)
 
 

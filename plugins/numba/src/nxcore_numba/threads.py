@@ -8,7 +8,6 @@ import os
 import struct
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import numba
@@ -18,7 +17,7 @@ from numba import types
 from numba.core.runtime import rtsys
 from numba.np.ufunc import parallel as pool
 
-from nxcore.plugin import Kernel, Launched, Problem, compiling, note, preserved
+from nxcore.plugin import Kernel, Launched, Problem, compiling, host, hosted, note, preserved
 from nxcore_numba.cache import kept
 
 SMALL = 32_768
@@ -26,6 +25,9 @@ SMALL = 32_768
 
 RELEASE, LOADED = tuple(numba.version_info.short), (0, 68)
 """Numba's release, and the one whose cache ``_ready`` knows how to read."""
+
+REPLAYING = "numba notes"
+"""The host of plans whose kernels are noted instead of run."""
 
 COMPILE = {"nogil": True, "error_model": "numpy"}
 
@@ -114,13 +116,13 @@ def team(serial: Any, parallel: Any, signature: Any, elements: int) -> Callable[
     """
     if elements < SMALL or _forked:
         _ready(serial, signature)
-        return _noted(serial, signature, ()) if _replaying.get() else serial
+        return _noted(serial, signature, ()) if host() is REPLAYING else serial
     # Of the two only the one that the call needs now: each takes a second or two. Numba compiles the
     # other where torch's number of threads changes.
     lock, count, set_count = _layer()  # before anything is compiled, which would start Numba's threads too
     _ready(serial if torch.get_num_threads() == 1 else parallel, signature)
     limit = numba.config.NUMBA_NUM_THREADS
-    if _replaying.get():
+    if host() is REPLAYING:
         if lock is _alone or not hasattr(count, "argtypes"):
             raise ValueError("parallel calls wait for one another, or Numba's functions aren't those of C")
         wanted = serial if torch.get_num_threads() == 1 else parallel
@@ -143,16 +145,10 @@ def team(serial: Any, parallel: Any, signature: Any, elements: int) -> Callable[
     return call
 
 
-_replaying: ContextVar[bool] = ContextVar("nxcore_numba_replaying", default=False)
-
-
 def replay(kernel: Kernel, problem: Problem) -> Callable[..., Any]:
     """Return the plan of a problem with kernels that are noted instead of run; see ``Kernel.replay``."""
-    token = _replaying.set(True)
-    try:
+    with hosted(REPLAYING):
         found: Callable[..., Any] = kernel.planner(problem)
-    finally:
-        _replaying.reset(token)
     return found
 
 

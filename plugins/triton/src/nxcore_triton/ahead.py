@@ -13,8 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
-from nxcore.plugin import Kernel, Problem, TensorMeta
-from nxcore_triton.launch import INSTEAD, Launch
+from nxcore.plugin import Kernel, Problem, TensorMeta, hosted
+from nxcore_triton.launch import Launch
 
 WARP = 32
 
@@ -60,14 +60,10 @@ def ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None
     """
     if not kernel.takes(problem):
         return
-    token = INSTEAD.set(Compiled)
-    try:
-        with _driven(capability), FakeTensorMode():
-            kernel.plan(problem)(
-                *(_filled(p.kind, a) for p, a in zip(problem.spec.params, problem.args, strict=True))
-            )
-    finally:
-        INSTEAD.reset(token)
+    with hosted(Compiled), _driven(capability), FakeTensorMode():
+        kernel.plan(problem)(
+            *(_filled(p.kind, a) for p, a in zip(problem.spec.params, problem.args, strict=True))
+        )
 
 
 @contextlib.contextmanager

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nxcore.plugin import host
 from nxcore_triton.binaries import attach
 from nxcore_triton.tile import INTERPRETED
 
 ALIGNED = 16  # bytes: what Triton compiles for where every pointer allows it
-
-
-INSTEAD: ContextVar[type[Launch] | None] = ContextVar("nxcore_triton_launch", default=None)
-"""The class of the launches that a planner makes in this thread, where they aren't to launch."""
 
 
 class Launch:
@@ -40,7 +36,8 @@ class Launch:
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Return a launch, or in a block that only compiles what compiles in its place."""
-        made: Any = super().__new__(INSTEAD.get() or cls)
+        instead = host()  # another class of launches
+        made: Any = super().__new__(instead if isinstance(instead, type) else cls)
         return made
 
     def __init__(

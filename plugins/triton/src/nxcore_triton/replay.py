@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.plugin import Kernel, Launched, Problem, note
-from nxcore_triton.launch import INSTEAD, Launch
+from nxcore.plugin import Kernel, Launched, Problem, hosted, note
+from nxcore_triton.launch import Launch
 
 WARP = 32
 FORMATS = dict(
@@ -30,11 +30,8 @@ PLAIN = {
 
 def replay(kernel: Kernel, problem: Problem, *tile: Any) -> Callable[..., Any]:
     """Return the plan of a problem with launches that are noted; see ``Kernel.replay``."""
-    token = INSTEAD.set(Noted)
-    try:
+    with hosted(Noted):
         found: Callable[..., Any] = kernel.planner(problem, *tile)
-    finally:
-        INSTEAD.reset(token)
     return found
 
 

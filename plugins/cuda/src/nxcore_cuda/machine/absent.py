@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nxcore.plugin import YES, Kernel, Problem
+from nxcore.plugin import YES, Kernel, Problem, hosted
 from nxcore_cuda.machine.compile import image
-from nxcore_cuda.machine.host import Host, using
+from nxcore_cuda.machine.host import Host
 from nxcore_cuda.machine.instance import Instance
 
 Make = Callable[..., Any]
@@ -30,7 +30,7 @@ def planned(kernel: Kernel, problem: Problem, make: Make) -> None:
         make(*args)
         return _nowhere
 
-    with using(Host(lambda _: YES, handle)):
+    with hosted(Host(lambda _: YES, handle)):
         if kernel.takes(problem):
             kernel.plan(problem)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nxcore.plugin import Verdict
+from nxcore.plugin import Verdict, host
 
 
 @dataclass(frozen=True)
@@ -28,19 +26,7 @@ class Host:
     handle: Callable[..., Any]
 
 
-_current: ContextVar[Host | None] = ContextVar("nxcore_cuda_host", default=None)
-
-
 def current() -> Host | None:
     """Return the plugin that ``accepts`` and ``plan`` work for at present; None is this one."""
-    return _current.get()
-
-
-@contextlib.contextmanager
-def using(host: Host) -> Iterator[None]:
-    """Have ``accepts`` and ``plan`` work for another plugin."""
-    token = _current.set(host)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    found = host()
+    return found if isinstance(found, Host) else None

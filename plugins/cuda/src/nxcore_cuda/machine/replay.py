@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.plugin import YES, Kernel, Launched, Problem, note
+from nxcore.plugin import YES, Kernel, Launched, Problem, hosted, note
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.handle import addresses
-from nxcore_cuda.machine.host import Host, using
+from nxcore_cuda.machine.host import Host
 from nxcore_cuda.machine.launch import tickets
 
 if toolkit.EMULATED:
@@ -32,7 +32,7 @@ def replay(
     bound : callable
         From what ``Host.handle`` takes to what ``Noted`` takes: compiles and loads.
     """
-    with using(Host(lambda _: YES, lambda *args: Noted(*bound(*args)))):
+    with hosted(Host(lambda _: YES, lambda *args: Noted(*bound(*args)))):
         return kernel.planner(problem, *tile)
 
 
