@@ -284,7 +284,7 @@ class Chooser:
             return ""
         if policy != "measure" and not self.survey.takes(problem):
             page = self.recall.wisdom.read(problem)
-            if page is None or page.open:
+            if page is None:
                 return ""
         return "torch serves it until a replay takes the place of its calls"
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from nxcore.measure.decision import MARGIN, NOISY, TIE, Candidate, Decision, winners
+from nxcore.measure.decision import MARGIN, TIE, Candidate, Decision, winners
 from nxcore.measure.timing import duration
 from nxcore.spec.problem import Problem
 
@@ -92,10 +92,7 @@ class Explanation:
 
     @property
     def change(self) -> str:
-        """How to change a choice without figures of this problem, or with noisy ones; empty for others."""
-        if self.decision.unclear and self.decision.rule not in BY_RULE:
-            noise = f"the A/A noise is {self.decision.noise:.0%}, at most {NOISY:.0%} is allowed"
-            return f"a race with less noise: {noise}"
+        """How to change a choice without figures of this problem; empty for others."""
         return BY_RULE.get(self.decision.rule, "").format(op=self.problem.op)
 
     @property

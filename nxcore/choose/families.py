@@ -89,7 +89,7 @@ class Families:
         facts = environment(problem.device)
         every = [facts, *(f for f in self._foreign[problem.device.type] if f != facts)]
         pages = (page for of in every for _, page in self.wisdom.shelf(of, problem.op).values())
-        return Counter(page.decision.chosen for page in pages if not page.decision.unclear)
+        return Counter(page.decision.chosen for page in pages)
 
     def _measured(self, problem: Problem, facts: dict[str, Any]) -> Iterator[tuple[Page, End]]:
         """Yield the clear measurements in an environment for the family of ``problem``."""
@@ -116,7 +116,7 @@ class Families:
 
     def _point(self, problem: Problem, of: dict[str, Any], page: Page) -> tuple[Any, End | None]:
         labels = {c.label for c in page.decision.candidates if c.timing}
-        if page.decision.unclear or "torch" not in labels:
+        if "torch" not in labels:
             return None, None
         try:
             other = described(problem.spec, of)

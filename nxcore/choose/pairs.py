@@ -162,7 +162,7 @@ class Pairs:
             return decision
         for path in sorted(PATHS, key=lambda path: path != _path()):
             page = self._page(pair, path)
-            if page is not None and not page.open and _holds(page):
+            if page is not None and _holds(page):
                 self._hold(pair, page.decision)
                 return page.decision
         return None
@@ -236,11 +236,7 @@ class Pairs:
         versions = self.recall.versions(pair.backward[0])
         if path := _path():
             versions[PATH] = path
-        before = self._page(pair, path)
-        unclear = (before.unclear if before else 0) + 1 if decision.unclear else 0
-        page = Page(decision, again, makes, policy=policy, versions=versions, unclear=unclear)
-        if before and decision.unclear and before.decision.noise <= decision.noise:
-            page = replace(before, unclear=unclear)
+        page = Page(decision, again, makes, policy=policy, versions=versions)
         self.wisdom.write_pair(*pair.key, path, page)
 
     def _hold(self, pair: Pair, decision: Decision) -> None:

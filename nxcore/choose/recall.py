@@ -13,11 +13,11 @@ from nxcore.choose.explanation import Origin
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import UnsupportedProblemError
 from nxcore.measure.busy import INCONCLUSIVE
-from nxcore.measure.decision import NOISY, Candidate, Decision
+from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
-from nxcore.store.pages import RACES, Page
+from nxcore.store.pages import Page
 from nxcore.store.wisdom import Wisdom
 
 ANEW = Refusal(Code.UNMEASURED, "not measured in its present version")
@@ -77,7 +77,7 @@ class Recall:
     ) -> Choice:
         """Keep measurements; return the choice that serves from now on.
 
-        If the race gave no verdict or was unclear, and an earlier one was clear, that is the earlier winner.
+        If the race gave no verdict, and an earlier one did, that is the earlier winner.
         """
         if self.keep(problem, choice.decision, choice.again, policy):
             return choice
@@ -91,13 +91,9 @@ class Recall:
         Returns
         -------
         bool
-            False if the race gave no verdict, or was unclear and earlier figures with less noise are kept.
+            False if the race gave no verdict.
         """
         if decision.rule == INCONCLUSIVE:
-            return False
-        before = self.wisdom.read(problem) if decision.unclear else None
-        if before and before.decision.noise <= decision.noise:
-            self.wisdom.write(problem, replace(before, unclear=before.unclear + 1))
             return False
         owned = self.tuner.taking_part(problem.op)
         makes = {b.label(k): self.make(b, k) for b, k in owned}
@@ -108,15 +104,14 @@ class Recall:
             for b, k in owned
             if decision[b.label(k)].refusal and not self.tuner.refusal(b, k, problem)
         ]
-        versions, unclear = self.versions(problem), (before.unclear if before else 0) + decision.unclear
-        found = Page(decision, again, makes, tuple(late), policy, versions=versions, unclear=unclear)
+        found = Page(decision, again, makes, tuple(late), policy, versions=self.versions(problem))
         self.wisdom.write(problem, found)
         return True
 
     def before(self, problem: Problem) -> Decision | None:
-        """Return the decision on record, whose winners stay at ties; None without a clear one."""
+        """Return the decision on record, whose winners stay at ties; None without one."""
         page = self.wisdom.read(problem)
-        return None if page is None or page.decision.unclear else page.decision
+        return None if page is None else page.decision
 
     def versions(self, problem: Problem) -> dict[str, Any]:
         """Return the versions that figures of ``problem`` depend on: torch, and the device's driver."""
@@ -173,8 +168,7 @@ class Recall:
         """Return the recorded decision, None if the problem is to be measured again.
 
         For new or changed kernels, ``measure`` measures these alone, and ``auto`` explores the whole
-        problem again, so None. Any other policy leaves them out, and so do these two after several unclear
-        races. If no race was clear, all are raced again, so None. ``auto`` leaves out kernels that took no
+        problem again, so None. Any other policy leaves them out. ``auto`` leaves out kernels that took no
         part in figures of elsewhere too, or lost there, and so does ``measure`` in its place, ``at_once``:
         one plugin more here, or a loser that has changed, doesn't have a known problem learnt anew.
         ``measure`` prunes what it would have to compile.
@@ -184,21 +178,18 @@ class Recall:
         page = page or (None if problem.view else self.wisdom.read(problem))
         if page is None:
             return None
-        if page.open and policy in ("measure", "auto"):
-            return None
         leaves = page.foreign and (at_once or policy == "auto")
         candidates, new, changed = self._sorted(problem, page, leaves=leaves, doubting=doubting)
         if (new or changed) and not doubting:
             return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
-        racing = page.unclear < RACES
-        if new and policy == "measure" and racing:
+        if new and policy == "measure":
             spared = self.spared(problem)
             out = [(b, k, spared[b.label(k)]) for b, k in new if b.label(k) in spared]
             candidates += [refused(b, k, why) for b, k, why in out]
             new = [(b, k) for b, k in new if b.label(k) not in spared]
             if new:
                 return self._joined(problem, args, page, candidates, new)
-        if new and ((policy == "auto" and racing) or not (candidates and candidates[0].native)):
+        if new and (policy == "auto" or not (candidates and candidates[0].native)):
             return None
         candidates += [refused(b, k, ANEW) for b, k in new]
         if new or changed:
@@ -282,13 +273,8 @@ class Recall:
         entries = [self.tuner.enter(b, k, problem, args) for b, k in [*native, *new]]
         raced = self.tuner.measured(problem, args, entries).decision
         labels = {b.label(k) for b, k in new}
-        if raced.unclear or raced.rule == INCONCLUSIVE:  # the recorded race is clearer
-            text = f"the A/A noise was {raced.noise:.0%}, at most {NOISY:.0%} is allowed"
-            if raced.rule == INCONCLUSIVE:
-                text = raced.reason
-            else:
-                self.wisdom.write(problem, replace(page, unclear=page.unclear + 1))
-            why = Refusal(Code.UNMEASURED, f"not measured: {text}")
+        if raced.rule == INCONCLUSIVE:
+            why = Refusal(Code.UNMEASURED, f"not measured: {raced.reason}")
             noisy = (replace(c, refusal=c.refusal or why) if c.timing else c for c in raced.candidates)
             raced = replace(raced, candidates=tuple(noisy))
         found = {c.label: c for c in known} | {c.label: c for c in raced.candidates if c.label in labels}

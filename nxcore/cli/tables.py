@@ -257,7 +257,7 @@ def tune(found: dict[str, Any]) -> None:
     console = render.console()
     if table.row_count:
         render.show(table)
-    for row in (r for r in rows if r["status"] in ("unclear", "inconclusive")):
+    for row in (r for r in rows if r["status"] == "inconclusive"):
         told = f"[yellow]{row['status']}[/yellow] {escape(row['op'])} {escape(row['name'])}"
         console.print(f"{told}: {escape(row['reason'])}")
     counts = {
@@ -317,9 +317,7 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
                 row["problem"]["op"],
                 described(row["problem"]),
                 row["chosen"],
-                f"unclear, A/A noise of {row['noise']:.0%}: {row['reason']}"
-                if row["unclear"]
-                else row["reason"],
+                row["reason"],
                 row["policy"],
                 days,
             )

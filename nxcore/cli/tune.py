@@ -239,7 +239,6 @@ def known(op: str = "") -> list[dict[str, Any]]:
                 "chosen": found.decision.chosen,
                 "rule": found.decision.rule,
                 "noise": found.decision.noise,
-                "unclear": found.decision.unclear,
                 "reason": found.decision.reason,
                 "policy": found.policy,
                 "date": found.date,

@@ -1,4 +1,4 @@
-"""Busy: a race that other programs disturbed gives no verdict, and is repeated later.
+"""Busy: a race that other programs disturbed, or that is too noisy, gives no verdict, and is repeated later.
 
 Beside a busy program some verdicts are clear, and some only seem to be: all calls of a candidate that has
 more threads, or more barriers, are slower than they would be alone. So only samples count that nothing
@@ -17,7 +17,7 @@ INCONCLUSIVE: Final = "inconclusive"
 
 
 def judged(decision: Decision) -> Decision:
-    """Return the decision on a race, inconclusive and for torch if other programs disturbed it."""
+    """Return the decision on a race, inconclusive and for torch if other programs disturbed it, or noise."""
     why = disturbed(decision)
     if not why:
         return decision
@@ -26,7 +26,7 @@ def judged(decision: Decision) -> Decision:
 
 
 def disturbed(decision: Decision) -> str:
-    """Return why other programs leave a race without a verdict; empty if it has one.
+    """Return why a race has no verdict; empty if it has one.
 
     Where they had processors for a part of its time, torch has won only if no candidate can be faster by 2%:
     twice the A/A noise, which is theirs, would be a margin in favour of torch.
@@ -35,6 +35,8 @@ def disturbed(decision: Decision) -> str:
     found = [c.timing for c in timed if c.timing]
     if fault := next((t.fault for t in found if t.fault), ""):
         return fault
+    if decision.noisy:
+        return f"the A/A noise is {decision.noise:.0%}, at most {NOISY:.0%} is allowed"
     lost = max((t.lost for t in found), default=0.0)
     if lost <= MARGIN:
         return ""

@@ -3,7 +3,7 @@
 A candidate replaces torch's own only if the one-sided Wilcoxon signed-rank test (Wilcoxon 1945) on the
 paired log ratios, shifted by the margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
 the larger of 2% and twice the A/A noise: the half-width of the A/A row, in which torch's fastest way races
-itself. A race with more than 20% A/A noise is unclear, unless a kernel wins by far.
+itself. A race with more than 20% A/A noise has no verdict, unless a kernel wins by far.
 
 There are two regimes, each with its own winner. An eager call costs the slower of host and device, a replay
 of a CUDA graph only the device's time. Kernels that don't claim to be graph-safe are left out of the second.
@@ -28,7 +28,7 @@ CONFIDENCE = 0.95
 TIE = 0.02
 FAR = 1.5  # at the low end of a kernel's interval, relative to torch's speed: it wins by far
 NOISY = 0.20
-"""The A/A noise above which a race is unclear: it reflects the machine's load, not the kernels."""
+"""The A/A noise above which only a win by far counts: it reflects the machine's load, not the kernels."""
 
 Rule = Literal[
     "pinned", "preferred", "locked", "measured", "family", "prior", "reference", "exploring", "inconclusive"
@@ -147,7 +147,7 @@ class Decision:
         raise KeyError(label)
 
     @property
-    def unclear(self) -> bool:
+    def noisy(self) -> bool:
         """Whether the race had too much noise for a verdict, and no winner by far."""
         return self.noise > NOISY and not (self.rule == "measured" and _by_far(self[self.chosen], self.noise))
 
@@ -349,7 +349,7 @@ def _held(
 
 
 def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime, incumbent: str) -> Decision:
-    """Return the decision for torch where no kernel won: its fastest way, or the reference if unclear.
+    """Return the decision for torch where no kernel won: its fastest way, or the reference in doubt.
 
     An idiom needs no margin: it is verified, and it is torch's own code too.
     """

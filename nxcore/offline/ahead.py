@@ -28,7 +28,6 @@ from nxcore.choose.tuner import Tuner
 from nxcore.errors import InvalidInputError, nearest, present
 from nxcore.interop.autograd import flatten
 from nxcore.measure.busy import INCONCLUSIVE
-from nxcore.measure.decision import NOISY
 from nxcore.measure.race import DROP, DROP_AFTER, Effort
 from nxcore.observe.bar import Advance
 from nxcore.offline.turns import Turn, Turns
@@ -53,7 +52,7 @@ IN_A_ROW = Effort(looks=(8, 12, 20, 40), warm_s=0.05, compiled=8, drops=((DROP_A
 A kernel is left out if it is known of other sizes that it isn't near the fastest.
 """
 
-Status = Literal["measured", "unclear", "inconclusive", "known", "no race", "left out"]
+Status = Literal["measured", "inconclusive", "known", "no race", "left out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,7 @@ class Row:
     problem : Mapping
         The problem as plain data; empty where its arguments couldn't be built.
     status : str
-        ``measured``; ``unclear`` (too noisy, so that it is raced again next time, and clearer figures stay);
-        ``inconclusive`` (other programs disturbed the race, so that nothing is kept);
+        ``measured``; ``inconclusive`` (other programs or noise disturbed the race, so nothing is kept);
         ``known`` (and not stale); ``no race`` (there was only one candidate); ``left out`` (its arguments
         couldn't be built, or the call can't be served).
     chosen : str
@@ -283,7 +281,7 @@ def _turns(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Turn[
 def _complete(recall: Recall, problem: Problem, page: Page) -> bool:
     """Return whether all kernels were measured clearly, and none has changed since."""
     pruned = page.pruned and not recall.tuner.effort.compiled
-    return not (page.decision.unclear or pruned or recall.stale(problem, page))
+    return not (pruned or recall.stale(problem, page))
 
 
 def _problem(cell: Cell, args: tuple[Any, ...]) -> Problem:
@@ -337,15 +335,11 @@ def _row(recall: Recall, cell: Cell, again: bool, shortlist: Shortlist = EVERY) 
     except (RuntimeError, InvalidInputError) as error:  # no memory, no such device, no such call
         return replace(row, reason=brief(error))
     choice = recall.tuner.choose(problem, args, shortlist=shortlist, before=recall.before(problem))
-    stays = not recall.keep(problem, choice.decision, choice.again)
+    recall.keep(problem, choice.decision, choice.again)
     for each in _in_training(recall.tuner, problem):
         recall.keep(each, choice.decision, choice.again)
     if choice.decision.rule == INCONCLUSIVE:
-        return _found(row, INCONCLUSIVE, choice)
-    if choice.decision.unclear:
-        told = _found(row, "unclear", recall.wisdom.read(problem) or choice)
-        noise = f"A/A noise of {choice.decision.noise:.0%}, above {NOISY:.0%}"
-        return replace(told, reason=f"{noise}: {'earlier figures stay' if stays else 'to be raced again'}")
+        return replace(_found(row, INCONCLUSIVE, page or choice), reason=choice.decision.reason)
     return _found(row, "measured" if choice.again else "no race", choice)
 
 

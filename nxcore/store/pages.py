@@ -13,9 +13,6 @@ from nxcore.measure.timing import Timing
 from nxcore.spec.kernel import Code, Refusal
 from nxcore.store.files import Document
 
-RACES = 3
-"""The number of unclear races in a row after which no process measures again by itself."""
-
 FOREIGN = "foreign"
 """The name of the mark of an imported page."""
 
@@ -54,8 +51,6 @@ class Page:
         The time of measurement, in seconds since the epoch.
     versions : Mapping
         The versions of torch and the driver: a change makes the figures stale, not wrong.
-    unclear : int
-        The number of unclear races in a row, up to the last one; they don't change a clear page.
     foreign : bool
         Whether it comes with the package or from an imported file.
     device : str
@@ -69,7 +64,6 @@ class Page:
     policy: str = "measure"
     date: float = field(default_factory=time.time)
     versions: Mapping[str, Any] = field(default_factory=dict)
-    unclear: int = 0
     foreign: bool = False
     device: str = ""
 
@@ -79,12 +73,7 @@ class Page:
         decision = self.decision
         won, captured = decision[decision.chosen], (decision.captured or decision).chosen
         clear = won.ratio is not None and won.ratio.low >= AHEAD
-        return clear and captured == decision.chosen and not (won.native or decision.unclear)
-
-    @property
-    def open(self) -> bool:
-        """Whether the next process races again: no race was clear so far, and few were tried."""
-        return self.decision.unclear and self.unclear < RACES
+        return clear and captured == decision.chosen and not won.native
 
     @property
     def pruned(self) -> bool:
@@ -104,7 +93,6 @@ class Page:
             "policy": self.policy,
             "date": self.date,
             "versions": dict(self.versions),
-            "unclear": self.unclear,
         } | ({FOREIGN: True} if self.foreign else {})
 
 
@@ -126,9 +114,8 @@ def page(document: Document) -> Page | None:
         versions = dict(document["versions"])
         late = tuple(map(_text, _list(document["late"])))
         policy, date = _text(document["policy"]), _number(document["date"], most=LATEST)
-        unclear = int(_number(int(document.get("unclear", decision.unclear)), most=LATEST))
         foreign = bool(document.get(FOREIGN))
-        found = Page(decision, again, makes, late, policy, date, versions, unclear, foreign)
+        found = Page(decision, again, makes, late, policy, date, versions, foreign)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None
     labels = {c.label for c in candidates}

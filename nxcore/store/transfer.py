@@ -146,7 +146,7 @@ def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dic
     for facts, found in sources:
         environments.update(facts)
         for place, entry in found.items():  # parsed where two are compared
-            if place not in pages or _rank(pages[place][1]) < _rank(entry[1]):
+            if place not in pages or _date(pages[place][1]) < _date(entry[1]):
                 pages[place] = entry
     return environments, pages
 
@@ -164,20 +164,17 @@ def imported(
     for facts in environments.values():
         store.write("environments", {"environment": digest(facts)}, facts)
     for (name, of), (key, document) in pages.items():
-        if (name, of) in present and _rank(present[name, of][1]) >= _rank(document):
+        if (name, of) in present and _date(present[name, of][1]) >= _date(document):
             continue
         store.write(f"{name}/entries", key, document | mark)
         count += 1
     return count
 
 
-def _rank(document: Document) -> tuple[bool, float]:
-    """Return the rank of a page among those of one problem: a clear race first, then the date.
-
-    A win by far is clear, whatever the noise.
-    """
+def _date(document: Document) -> float:
+    """Return when a page was measured; 0 for none."""
     found = page(document)
-    return (False, 0.0) if found is None else (not found.decision.unclear, found.date)
+    return 0.0 if found is None else found.date
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:

@@ -23,7 +23,6 @@ from nxcore.offline import shipped
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.store import transfer
-from nxcore.store.pages import RACES
 from nxcore.store.wisdom import is_pair
 from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, races, step
@@ -137,10 +136,7 @@ def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, 
     assert runs == []
 
 
-@pytest.mark.parametrize(("spoilt", "expected"), [(1, 2), (99, RACES)])
-def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
-    spoilt, expected, joining, recall_has, raced_by, tmp_path
-):
+def test_a_pair_whose_race_noise_spoils_is_raced_by_the_next_process(joining, recall_has, raced_by, tmp_path):
     recall_has(make=lambda *_: "1")
     pairs = []
 
@@ -148,21 +144,21 @@ def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
         found = run(calls, *args, **how)
         if "fast + fast" in calls:
             pairs.append(calls)
-            if len(pairs) <= spoilt:
+            if len(pairs) == 1:
                 us = [t * 3.0 ** (n % 3 - 1) for n, t in enumerate(found[AGAIN].device_us)]
                 found[AGAIN] = replace(found[AGAIN], device_us=tuple(us), host_us=tuple(us))
         return found
 
     crossed = []
-    for _ in range(RACES + 2):
+    for _ in range(3):
         session, _ = learning(0.7, 0.7, "measure", tmp_path)
         joining(13, session.chooser.learner.clock)
         raced_by(functools.partial(noisy, race.race))
         for _ in range(2):
             step(session, dense=True)
         crossed.append(step(session, dense=True))
-    assert len(pairs) == expected
-    assert crossed[-1] == (spoilt == 1), "where no race was clear, torch's own stays"
+    assert len(pairs) == 2
+    assert crossed[-1]
 
 
 def test_a_pair_whose_race_others_disturb_is_not_kept_and_its_halves_decide(

@@ -230,14 +230,6 @@ def test_where_the_record_doesnt_say_so_the_size_is_learnt(world, sizes, us):
     assert called(session, 1024, RARE + 1).decision.rule == "exploring"
 
 
-def test_an_unclear_race_is_no_end_of_a_family(world):
-    session = world.process(fast=50)
-    record(session, torch=100, fast=50)
-    page = session.wisdom.read(problem(2048))
-    session.wisdom.write(problem(2048), fakes.replace(page, decision=fakes.replace(page.decision, noise=0.9)))
-    assert called(session, 1024, RARE + 1).decision.rule == "exploring"
-
-
 def test_a_kernel_that_isnt_verified_or_must_be_compiled_is_learnt_so_no_call_waits(world, monkeypatch):
     session = world.process(fast=50)
     record(session, torch=100, fast=50, verified=False)

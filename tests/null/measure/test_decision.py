@@ -348,20 +348,20 @@ def test_the_noise_is_of_the_way_that_raced_itself_and_not_of_a_slow_reference()
     twin = replace(fakes.timing(blocks(7_000, noise=0.001, seed=99)), repeats="torch-idiom")
     found = decide([slow, idiom, kernel], twin)
     assert found.noise < 0.01
-    assert not found.unclear
+    assert not found.noisy
     assert found.chosen == "kernel"
     twin = fakes.timing(blocks(222_000, noise=0.8, seed=99))
     assert decide([slow, idiom, kernel], twin).noise > 0.3, "beside the reference it is noise"
 
 
-def test_above_a_fifth_of_noise_a_race_is_unclear_and_goes_on():
+def test_above_a_fifth_of_noise_a_race_has_no_verdict_and_goes_on():
     candidates = [one("torch", 100), one("a", 50)]
     noisy = fakes.timing([60.0, 180.0] * 10)
     found = decide(candidates, noisy)
     assert found.noise > 0.2
-    assert found.unclear
+    assert found.noisy
     assert not settled([one("torch", 100), one("slow", 110)], noisy), "no win is ruled out by noise alone"
-    assert not decide(candidates, again()).unclear
+    assert not decide(candidates, again()).noisy
 
 
 def test_noise_does_not_hide_a_win_by_far():
@@ -371,13 +371,13 @@ def test_noise_does_not_hide_a_win_by_far():
     far, near = [torchs, one("a", 6)], [torchs, one("a", 40)]
     found = decide(far, noisy)
     assert found.noise > 0.2
-    assert not found.unclear
+    assert not found.noisy
     assert settled(far, noisy)
-    assert decide([torchs, one("a", 100 / 1.4)], noisy).unclear, "within the margin, which grows with noise"
+    assert decide([torchs, one("a", 100 / 1.4)], noisy).noisy, "within the margin, which grows with noise"
     assert not settled([torchs, one("a", 100 / 1.4)], noisy)
     assert settled(near, noisy)
     assert not settled([*far, one("b", 6.1)], noisy), "which of two winners is the faster isn't known"
-    assert decide([torchs, one("torch-idiom", 20)], fakes.timing([85.0, 140.0] * 10)).unclear
+    assert decide([torchs, one("torch-idiom", 20)], fakes.timing([85.0, 140.0] * 10)).noisy
 
 
 def test_where_no_kernel_wins_torchs_fastest_verified_way_serves():

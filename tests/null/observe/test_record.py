@@ -285,7 +285,7 @@ def test_a_recording_of_an_expression_is_read_where_nobody_made_it(tmp_path):
     found = status.of_trace(fakes.session(), path)
     assert {row.problem.op for row in found.rows} == {"drawn", "drawn_backward"}
     rows = list(ahead.tuned(elsewhere, cells, effort=fakes.QUICK))
-    assert {row.status for row in rows} <= {"measured", "unclear", "no race"}
+    assert {row.status for row in rows} <= {"measured", "inconclusive", "no race"}
 
 
 def test_a_lock_holds_for_an_expression(tmp_path):
