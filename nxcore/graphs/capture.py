@@ -64,8 +64,6 @@ class Capture:
         The number of calls in a row that had to run because a later capture was open.
     how : str
         Why the bookkeeping isn't done together; empty if it is.
-    unpack : callable, optional
-        Returns what a call returns of the one tensor that a replay does, where these differ.
 
     Raises
     ------
@@ -97,7 +95,6 @@ class Capture:
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
         self.count, self.how, self._bound = len(tensors), "", ""
-        self.unpack: Callable[[Tensor], object] | None = None
         self._casts = autocast.state()
         own = (*self.inside.parameters, *self.inside.buffers)
         with (

@@ -87,9 +87,6 @@ class Part:
     gives_up = True
     """Whether a capture is given up where its run has found problems that are measured beside the program."""
 
-    least = 1.0
-    """The speed that a replay must exceed, relative to a run."""
-
     def __init__(
         self,
         run: Run,
@@ -203,7 +200,7 @@ class Part:
             if self._begin(capture, tensors):
                 found = replay(capture, module, *tensors, *capture.inside.parameters)
                 if found is not None:
-                    return found if capture.unpack is None else capture.unpack(found)
+                    return found
         return self._meet(key, module, tensors)
 
     def _begin(self, _capture: Capture, _tensors: Sequence[Tensor]) -> bool:
@@ -300,7 +297,7 @@ class Part:
                 return ""
             finally:
                 MAKING.release()
-            if made.gain <= self.least:
+            if made.gain <= 1.0:
                 self._refusal = f"replaying is no faster: {made.figures}"
                 return ""
             self._captures.setdefault(key, []).append(made)

@@ -65,7 +65,7 @@ class _Replay(torch.autograd.Function):
             return None, None, *(None for _ in ctx.needs_input_grad[2:])
         capture: Replayed = ctx.capture
         with capture.lock:
-            if replayable(grad) and not vars(ctx).get("used") and capture.keeps(ctx.number):
+            if replayable(grad) and capture.keeps(ctx.number):
                 found = capture.backward(grad)
                 ctx.ticket.open = False  # its memory may be overwritten from now on
                 return None, None, *found
@@ -83,12 +83,8 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     capture: Replayed = ctx.capture
     wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
     with torch.enable_grad(), untouched(capture.inside.buffers), capture.again(ctx.start):
-        given, used = tensors[: capture.count], vars(ctx).get("used", ())
-        if not used:
-            outs, grads = [capture.run(ctx.module, *given)], [grad]
-        else:  # of results of a ``Packed`` others are differentiated than before
-            outs, grads = capture.run.used(ctx.module, given, grad, used)
-        found = iter(torch.autograd.grad(outs, wanted, grads, create_graph=further, allow_unused=True))
+        out = capture.run(ctx.module, *tensors[: capture.count])
+        found = iter(torch.autograd.grad([out], wanted, [grad], create_graph=further, allow_unused=True))
     return [next(found) if n else None for n in needed]
 
 

@@ -1,7 +1,7 @@
 """Programs: an accelerated model whose calls are graphs of torch's dynamo, replayed as CUDA graphs.
 
-It serves models whose code the recorder can't read (``nxcore.graphs.reads``). Dynamo's guards say whether a
-graph still is what the model's code does; where none is, the call runs, and no graph is made within it.
+Dynamo's guards say whether a graph still is what the model's code does; where none is, the call runs, and no
+graph is made within it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from nxcore.context import Purpose, in_force
 from nxcore.graphs.dice import hosts, put_hosts_back
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.part import SELDOM
 from nxcore.graphs.recorder import Recorder
 from nxcore.graphs.snapshot import attributes
+from nxcore.graphs.whole import FOUND
+from nxcore.measure.collection import young_alone
 from nxcore.nn.marks import alike, mode_of, requested, tensors
+from nxcore.nn.tracing import Siblings, plainly
 from nxcore.nn.whole import LOOK, apart, beside, parts_of
 from nxcore.program.audit import Audits, audited
 from nxcore.program.front import Graph, Program, programmed
@@ -79,7 +83,8 @@ class ModelProgram:
         self._calls, self._made, self._missed = 0, 0, 0
         self._whole, self._pure, self._audits = True, True, Audits()
         self._tracing = 0  # the thread in whose call graphs are made
-        self._names: list[Names] = []
+        self._names: list[Names | Siblings] = []
+        self._siblings = Siblings(model)
         self._early, self._broken, self._swept = False, False, True
         self._compiled: Callable[..., Any] | None = None
         self._run: Callable[..., Any] = _root()
@@ -164,10 +169,13 @@ class ModelProgram:
                 return self._traced(module, call, args, kwargs)
             if not self._programs:
                 self._miss(key)
-                return call(*args, **kwargs)
+                # The graph has kernels of its own: what is chosen and verified here would serve few calls.
+                first = self._met.get(key, 0) <= MET
+                with in_force(purpose=Purpose.WAIT) if first else contextlib.nullcontext():
+                    return call(*args, **kwargs)
         if self._calls % LOOK == 0:
             self._look()
-        if not all(names.holds() for names in self._names):
+        if not all(names.hold() for names in self._names):
             self._rebound()
             return call(*args, **kwargs)
         before = self._served
@@ -206,13 +214,18 @@ class ModelProgram:
         """Let dynamo make graphs of the call, and run it: by ``call``, unless graphs are of parts of it."""
         self._due, self._made, host = None, self._made + 1, hosts()
         self._tracing = threading.get_ident()
-        self._broken = False
+        self._broken, self._siblings = False, Siblings(module)
         dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
         if self._compiled is None:
-            self._compiled = torch.compile(_root(), backend=self._backend, dynamic=False)
+            how: Any = {
+                "backend": self._backend,
+                "dynamic": False,
+                "options": {"guard_filter_fn": self._kept},
+            }
+            self._compiled = torch.compile(_root(), **how)
             self._run = dynamo.run(self._compiled)
         try:
-            with dynamo.config.patch(**CONFIG):
+            with dynamo.config.patch(**CONFIG), plainly(module):
                 result = self._compiled(module, *args, **kwargs)
         except _TracedError:
             put_hosts_back(host)
@@ -222,6 +235,10 @@ class ModelProgram:
         if not self._programs:
             self.end("dynamo has made no graph of it")
         return result
+
+    def _kept(self, entries: Sequence[Any]) -> list[bool]:
+        """Return which of dynamo's guards are kept."""
+        return self._siblings.kept(entries)
 
     def _rebound(self) -> None:
         """Forget all graphs: a name that dynamo takes for fixed has another value than it had."""
@@ -245,7 +262,7 @@ class ModelProgram:
         self._pure = self._pure and self._whole and not _changes(effects)
         if (model := self._of()) is not None:
             met = [getattr(v, "value", None) for v in effects.id_to_variable.values()]
-            self._names.append(Names(model, graph, met))
+            self._names += [Names(model, graph, met), self._siblings]
         made = programmed(graph, inputs, self._record, _as_is)
         if not isinstance(made, Program):
             return made
@@ -293,13 +310,22 @@ class ModelProgram:
 @contextlib.contextmanager
 def _as_is() -> Iterator[None]:
     """Have a recording take what is known: torch serves the rest, and no call waits for it."""
-    default().chooser.survey.spare = 0
-    with beside():
+    chooser = default().chooser
+    chooser.beforehand.end()
+    chooser.survey.spare = 0
+    with young_alone(), chooser.tuner.gate.store.later(*FOUND), beside():
         yield
 
 
-def program_for(model: nn.Module, record: Callable[[torch.device], Recorder | None]) -> ModelProgram | str:
-    """Return what replays the calls of ``model`` by dynamo's graphs; or why nothing does."""
+def program_for(
+    model: nn.Module, record: Callable[[torch.device], Recorder | None]
+) -> ModelProgram | str | None:
+    """Return what replays the calls of ``model`` by dynamo's graphs; or why nothing does.
+
+    None for a single layer, whose calls launch little.
+    """
+    if next(model.children(), None) is None:
+        return None
     if next(parts_of(model), None) is not None:
         return "parts of it may be"
     for name, module in model.named_modules():

@@ -27,10 +27,9 @@ from nxcore.nn.modules import (
     MaxPool2d,
 )
 from nxcore.nn.prepare import shown
-from nxcore.nn.programs import ModelProgram, program_for
+from nxcore.nn.programs import program_for
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.served import Served, give_back, look
-from nxcore.nn.whole import ModelWhole
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -58,7 +57,7 @@ class Swap:
     left : dict of str to str
         The name of another module that has no children, or is of a kind that nxcore has -> why it is so.
     replays : str
-        Whether training steps of the model may be replayed; if not, why.
+        Whether calls of the model may be replayed; if not, why.
     gains : dict of str to float or None, optional
         Of ``accelerate(model, dry_run=True)`` alone: the name of each module that would be replaced -> how
         many times as fast as torch's its calls are by the records of its device; 1 where torch won; None
@@ -116,15 +115,12 @@ def accelerate(
     swap = exchanged(model)
     if prepare is not None:
         shown(model, prepare)
-    found = of_models.whole_for(model) if graphs else None
-    whole: ModelWhole | ModelProgram | None = None
+    found = program_for(model, of_models.recorder_for) if graphs and of_models.available() else None
     if isinstance(found, str):
-        program = program_for(model, of_models.recorder_for)
-        how = "are not replayed" if isinstance(program, str) else "may be replayed as dynamo's graphs"
-        swap = replace(swap, replays=f"{how}: {program if isinstance(program, str) else found}")
-        whole = None if isinstance(program, str) else program
+        swap = replace(swap, replays=f"are not replayed: {found}")
     elif found is not None:
-        swap, whole = replace(swap, replays="may be replayed in training"), found
+        swap = replace(swap, replays="may be replayed as CUDA graphs")
+    whole = None if isinstance(found, str) else found
     if watch or whole is not None:
         watching.watch(model, whole=whole, compares=watch)
     return swap

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from nxcore.graphs.reads import STATES
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.program.memory import memory_of
+from nxcore.program.passes import rewritten
 from nxcore.program.replay import Around, Replay
 
 MOST = 64
@@ -88,6 +89,8 @@ class Program:
     ----------
     why : str
         Why it isn't replayed; empty if it may be.
+    passes : dict of str to int
+        The passes that have rewritten it, and how many nodes each has put there.
     served : int
         How often it was called.
     """
@@ -100,16 +103,17 @@ class Program:
         recorder: Recorder,
         around: Around = contextlib.nullcontext,
     ) -> None:
+        self.why, self.served, self.device = refusal(graph, device), 0, device
+        self.count = sum(node.op.startswith("call") for node in graph.graph.nodes)
+        self.passes = {} if self.why else rewritten(graph)
         self._graph = graph
         self.run: Graph = graph.forward
-        self.why, self.served, self.device = refusal(graph, device), 0, device
         self._recorder, self._around = recorder, around
         self.replays: dict[Any, Replay] = {}
         self._owners: dict[int, weakref.ref[Tensor]] = {}
         self._stay = {i for i, t in enumerate(inputs) if _stays(t)}  # another model's aren't marked
         self._own = next((i for i, t in enumerate(inputs) if isinstance(t, nn.Parameter)), None)
         self._sized = any(_sized(node) for node in graph.graph.nodes if node.op == "placeholder")
-        self.count = sum(node.op.startswith("call") for node in graph.graph.nodes)
         _programs[next(_numbers)] = self
 
     def end(self, why: str) -> None:
@@ -121,7 +125,8 @@ class Program:
     @property
     def has_operators(self) -> bool:
         """Whether the graph has operators of nxcore's."""
-        return any(getattr(node.target, "namespace", "") == "nxcore" for node in self._graph.graph.nodes)
+        called = (getattr(node.target, "namespace", "") == "nxcore" for node in self._graph.graph.nodes)
+        return bool(self.passes) or any(called)
 
     def renew(self) -> None:
         """Record again, by the kernels that were learnt since, where the graph has operators of nxcore's."""

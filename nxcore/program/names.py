@@ -38,7 +38,7 @@ class Names:
     Examples
     --------
     >>> names = Names(torch.nn.Sequential(torch.nn.Tanh()), torch.fx.symbolic_trace(torch.nn.Tanh()))
-    >>> names.holds()
+    >>> names.hold()
     True
     """
 
@@ -54,7 +54,7 @@ class Names:
         self._methods = [(name, getattr(torch.Tensor, name, None)) for name in methods]
         self._environment = dict(_environment())
 
-    def holds(self) -> bool:
+    def hold(self) -> bool:
         """Return whether all names have these values still.
 
         Each call needs it. So values are compared by their numbers first, of which there are hundreds.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import new_like, untouched
 from nxcore.graphs.dice import thrown
 from nxcore.graphs.gradients import Gradients
-from nxcore.graphs.packed import overlap
 from nxcore.graphs.pair import backward_of
 from nxcore.graphs.recorder import Recorder, Ticket
 from nxcore.graphs.replay import replayable
@@ -207,6 +207,29 @@ def check_results(outs: Sequence[Tensor], others: Sequence[Tensor]) -> None:
             raise CaptureError(f"a result is on {out.device}, not on {others[0].device}")
     if overlap(others, outs):
         raise CaptureError("its results share memory with each other, or with an argument")
+
+
+def overlap(others: Iterable[Tensor], outs: Sequence[Tensor]) -> bool:
+    """Return whether a write to one of ``outs`` may be seen in another tensor."""
+    if {*map(_memory, others)} & {*map(_memory, outs)}:
+        return True
+    for _, same in itertools.groupby(sorted(outs, key=_memory), key=_memory):
+        group = list(same)
+        if len(group) > 1:
+            if len({out.dtype for out in group}) > 1:
+                return True
+            # Parts of one tensor are its elements once each. It is seen on the host, also in a capture.
+            seen = torch.zeros(group[0].untyped_storage().nbytes() // group[0].itemsize, dtype=torch.uint8)
+            for out in group:
+                seen.as_strided(out.shape, out.stride(), out.storage_offset()).add_(1)
+            if seen.max() > 1:
+                return True
+    return False
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory; another one for each tensor that has none."""
+    return tensor.untyped_storage().data_ptr() or -id(tensor)
 
 
 class _Replay(torch.autograd.Function):

@@ -9,7 +9,6 @@ import torch
 
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
-from nxcore.graphs.reads import Unclear
 from nxcore.nn import activations, linear, modules, sequential, whole
 from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
@@ -77,18 +76,7 @@ def tape(whole_has) -> Iterator[Tape]:
     """Have whole models recorded on the CPU; nothing is measured."""
     made = Tape()
     whole_has(available=lambda: True, recorder_of=lambda _: made)
+    torch._dynamo.reset()
     with nxcore.policy("frozen"):
         yield made
-
-
-@pytest.fixture
-def unclear(whole_has) -> Iterator[None]:
-    """Let the recorder refuse every model, for its code."""
-
-    def refuse(_: torch.nn.Module) -> None:
-        raise Unclear("its code isn't read here")
-
-    torch._dynamo.reset()
-    whole_has(names_of=refuse)
-    yield
     torch._dynamo.reset()

@@ -12,6 +12,7 @@ import nxcore
 from tests.golden.launches import held
 from tests.nn.networks import NETWORKS, conv_bn_relu
 from tests.nn.tape import Tape
+from tests.nn.traced import CALLS
 
 
 def strided() -> nn.Sequential:
@@ -30,6 +31,6 @@ def test_the_launches_of_a_classifier_are_golden(name: str, tape: Tape) -> None:
         model = MODELS[name]()
         model(torch.randn(3, 3, 24, 24))
         nxcore.accelerate(model)
-        for _ in range(5):
+        for _ in range(CALLS):
             model(torch.randn(3, 3, 24, 24)).square().sum().backward()
     held(name, tape)

@@ -17,7 +17,7 @@ from tests.nn.tape import part
 from tests.nn.traced import CALLS, Config, Net, agree, reads, replayed, two
 from tests.table import for_each
 
-pytestmark = pytest.mark.usefixtures("tape", "unclear")
+pytestmark = pytest.mark.usefixtures("tape")
 
 FACTOR = 2.0
 FUNCTIONS = {"act": torch.tanh}

@@ -18,7 +18,7 @@ from tests.stand_ins import stand_in
 
 programs_has = stand_in(programs)
 
-pytestmark = pytest.mark.usefixtures("tape", "unclear")
+pytestmark = pytest.mark.usefixtures("tape")
 
 
 @pytest.mark.parametrize("watch", [True, False])
