@@ -14,9 +14,7 @@ from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.nn.exchange import AWAKE, kind, kinds
 from nxcore.nn.served import LEFT, Served, left, look, with_rest
-
-FEWEST = 1 << 18
-"""The fewest elements for an operator: below, its call costs the host what a kernel may save."""
+from nxcore.program.passes.operators import FEWEST
 
 NOT_WON = "torch's is bound by memory, and no kernel is on record as faster"
 

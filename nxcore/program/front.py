@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from nxcore.graphs.reads import STATES
 from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.program.memory import memory_of
-from nxcore.program.passes import rewritten
+from nxcore.program.passes.order import rewritten
 from nxcore.program.replay import Around, Replay
 
 MOST = 64

@@ -1,7 +1,7 @@
 """Operators: torch's functions of a graph, computed by operators of nxcore's where a kernel is chosen.
 
-A node keeps its arguments. What stands in for torch's function has its parameters, and calls it where torch
-serves the call: so nothing is added to what torch launches.
+A node keeps its arguments. A function that stands in for torch's has the same parameters, and calls torch's
+where torch serves the call: so nothing is added to what torch launches.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from torch.nn import functional
 
 from nxcore.expression.activations import ACTIVATIONS
 from nxcore.expression.normed import NORMED, normed
-from nxcore.program.passes import blocks, operators, rewritten
+from nxcore.program.passes.blocks import blocks
+from nxcore.program.passes.operators import operators
+from nxcore.program.passes.order import rewritten
 from tests.null import fakes
 from tests.null.program.nets import MET, agree
 from tests.stand_ins import stand_in
