@@ -12,9 +12,10 @@ from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.expression.normed import NORMED
 from nxcore.graphs.hooks import hooked, saving
-from nxcore.nn.activations import FEWEST, FUNCTIONS, operator
+from nxcore.nn.activations import FUNCTIONS, operator
 from nxcore.nn.exchange import kinds
 from nxcore.nn.modules import BatchNorm2d
+from nxcore.program.passes.operators import FEWEST
 
 Call = tuple[Operator, tuple[Any, ...]]
 
