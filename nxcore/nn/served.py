@@ -2,18 +2,17 @@
 
 A module *rests* while torch serves it: its class is then a sibling whose ``forward`` is torch's function, so
 that a call costs what torch's costs. It rests after ``AFTER`` calls in a row that torch served, if the last
-one is decided, or its kernels are being prepared, or no shape of the model's input came back so far; and at
-once in a mode that has no kernel. Where no watch over a model would see that a shape came back, that
-``forward`` looks at some shapes, and runs torch's. The module wakes, and is looked at again, when its mode
-changes, when its tensors are converted or moved, when plans are dropped, when its kernels begin to race, when
-a preference comes into force, and in ``accelerate``. A copy and a pickle are of the class that is awake.
+one is decided, or its kernels are being prepared; and at once in a mode that has no kernel. It rests too if
+no shape of its input came back so far: that ``forward`` looks at some shapes, and runs torch's. The module
+wakes, and is looked at again, when its mode changes, when its tensors are converted or moved, when plans are
+dropped, when its kernels begin to race, when a preference comes into force, and in ``accelerate``. A copy and
+a pickle are of the class that is awake.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
 import torch
@@ -40,13 +39,12 @@ from nxcore.nn.exchange import (
     unscriptable,
 )
 from nxcore.nn.lookups import class_is_read, parametrizations_of, traced
-from nxcore.nn.shapes import fit
+from nxcore.nn.marks import fit
 
 AFTER = 8
 """Calls in a row that torch serves before a module rests."""
 
 RESTS = f"it rests: torch served {AFTER} calls in a row, and no kernel is faster"
-ROAMS = f"it rests: torch served {AFTER} calls in a row, and no shape of the model's input came back"
 WAITS = f"it rests: torch served {AFTER} calls in a row, and its kernels aren't ready for a race"
 ALONE = f"it rests: torch served {AFTER} calls in a row, and no shape of its input came back"
 IDLES = "it rests: torch serves {}"
@@ -67,12 +65,6 @@ RETURNED = "_nxcore_returned"
 """The attribute that says that a shape came back, so that the module rests no more for new ones."""
 
 is_compiling = torch.compiler.is_dynamo_compiling
-
-ROAM: ContextVar[bool | None] = ContextVar("nxcore_roam", default=None)
-"""Whether a watch over the model's steps will wake the modules when a shape of its input comes back.
-
-None where no watch runs the call.
-"""
 
 _counts: dict[int, dict[Any, int]] = {}
 """The calls of modules that count them, by shape."""
@@ -246,11 +238,8 @@ def left(module: nn.Module, *calls: tuple[Operator, tuple[Any, ...]]) -> None:
         rest(module)
     elif all(awaited := [_awaited(operator.planned(*args)) for operator, args in undecided]):
         _rest_until(module, [exploration for each in awaited for exploration in each])
-    elif all(operator.settled(*args, met_rarely=True) for operator, args in calls) and fit():
-        if ROAM.get():
-            rest(module, ROAMS)
-        elif ROAM.get() is None and not own.get(RETURNED):
-            rest(module, ALONE, counting=True)
+    elif not own.get(RETURNED) and all(op.settled(*args, met_rarely=True) for op, args in calls) and fit():
+        rest(module, ALONE, counting=True)
 
 
 Class = TypeVar("Class", bound=type[Served])

@@ -39,8 +39,8 @@ from nxcore.nn.marks import (
 )
 from nxcore.nn.patience import Patience
 from nxcore.nn.programs import ModelProgram
-from nxcore.nn.served import ROAM, Changes
-from nxcore.nn.shapes import ROAMED, Shapes
+from nxcore.nn.served import Changes
+from nxcore.nn.shapes import Shapes
 from nxcore.nn.trial import Mode, Trial
 from nxcore.nn.whole import ModelWhole
 from nxcore.session import Session
@@ -114,19 +114,8 @@ class Steps:
         """Return the model's result; note the step, and exchange modules before it."""
         if self.ended or model is not self._of():
             return call(*args, **kwargs)
-        known = self._thread == threading.get_ident() and id(model) not in exchange.COMPILED
-        if known and self._shapes.passes(args):  # nothing is compared yet
-            token = ROAM.set(True)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                ROAM.reset(token)
         new = self._shapes.new(model, args)
-        token = ROAM.set(self._shapes.roam)
-        try:
-            result = call(*args, **kwargs) if self._idle(model) else self._noted(model, call, args, kwargs)
-        finally:
-            ROAM.reset(token)
+        result = call(*args, **kwargs) if self._idle(model) else self._noted(model, call, args, kwargs)
         if new:
             self._shapes.ran(result)
         return result
@@ -187,7 +176,6 @@ class Steps:
             self._drop()
             if (model := self._of()) is not None:
                 self._apply(model, frozenset())
-                self._groups.look(model)  # nothing would wake those that rest while no shape came back
 
     def _idle(self, model: nn.Module) -> bool:
         """Return whether there is nothing to do for this call."""
@@ -270,8 +258,8 @@ class Steps:
         if not self._patience.look(now := self._now()):
             return False
         if not mode.over:
-            mode.state = f"waits: {ROAMED if self._shapes.roam else 'choices are still being made'}"
-        return not self._shapes.roam and self._patience.over(now, lambda: self._is_due(model))
+            mode.state = "waits: choices are still being made"
+        return self._patience.over(now, lambda: self._is_due(model))
 
     def _is_due(self, model: nn.Module) -> bool:
         return (self.whole is not None and self.whole.pending) or capture_is_due(model)
