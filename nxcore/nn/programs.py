@@ -72,10 +72,12 @@ class ModelProgram:
         Whether a watch over the model's steps lets all calls run.
     refusal : str
         Why all calls run; empty if they needn't.
+    made, interrupted : int
+        The recordings so far; the traces and audits, whose steps say nothing of how fast others are.
     """
 
     def __init__(self, model: nn.Module, record: Callable[[torch.device], Recorder | None]) -> None:
-        self.resting, self.refusal = False, ""
+        self.resting, self.refusal, self.made, self.interrupted = False, "", 0, 0
         self._of, self._record = weakref.ref(model), record
         self._programs: list[Program] = []
         self._met: dict[Any, int] = {}
@@ -214,6 +216,7 @@ class ModelProgram:
         """Let dynamo make graphs of the call, and run it: by ``call``, unless graphs are of parts of it."""
         self._due, self._made, host = None, self._made + 1, hosts()
         self._tracing = threading.get_ident()
+        self.interrupted += 1
         self._broken, self._siblings = False, Siblings(module)
         dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
         if self._compiled is None:
@@ -263,7 +266,7 @@ class ModelProgram:
         if (model := self._of()) is not None:
             met = [getattr(v, "value", None) for v in effects.id_to_variable.values()]
             self._names += [Names(model, graph, met), self._siblings]
-        made = programmed(graph, inputs, self._record, _as_is)
+        made = programmed(graph, inputs, self._record, self._as_is, audits=not self._pure)
         if not isinstance(made, Program):
             return made
         self._programs.append(made)
@@ -275,6 +278,16 @@ class ModelProgram:
 
         return run
 
+    @contextlib.contextmanager
+    def _as_is(self) -> Iterator[None]:
+        """Have a recording take what is known: torch serves the rest, and no call waits for it."""
+        chooser = default().chooser
+        chooser.beforehand.end()
+        chooser.survey.spare = 0
+        self.made += 1
+        with young_alone(), chooser.tuner.gate.store.later(*FOUND), beside():
+            yield
+
     def _look(self) -> None:
         """Give the model back if nothing is replayed; record again once more is learnt."""
         states = {replay.state for replay in self._replays}
@@ -283,7 +296,7 @@ class ModelProgram:
         elif default().learning:
             self._early = True
         elif self._early:
-            self._early = False
+            self._early, self._audits = False, Audits()
             for program in self._programs:
                 program.renew()
 
@@ -291,7 +304,7 @@ class ModelProgram:
         self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of the model's own call, compared with that of its graphs."""
-        self._swept = False
+        self._swept, self.interrupted = False, self.interrupted + 1
         own = [t for m in module.modules() for _, value in attributes(m) for t in tensors(value)]
         given = [*tensors(args), *tensors(kwargs)]
         recorder = self._record(self._programs[0].device)
@@ -303,18 +316,9 @@ class ModelProgram:
             [t for t in (*module.parameters(), *own, *given) if t.is_leaf],
             [t for t in (*module.buffers(), *own) if not t.requires_grad],
             recorder,
+            self._audits,
             self.end,
         )
-
-
-@contextlib.contextmanager
-def _as_is() -> Iterator[None]:
-    """Have a recording take what is known: torch serves the rest, and no call waits for it."""
-    chooser = default().chooser
-    chooser.beforehand.end()
-    chooser.survey.spare = 0
-    with young_alone(), chooser.tuner.gate.store.later(*FOUND), beside():
-        yield
 
 
 def program_for(

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from nxcore.nn.patience import Patience
 from nxcore.nn.programs import ModelProgram
 from nxcore.nn.served import Changes
 from nxcore.nn.shapes import Shapes
-from nxcore.nn.trial import Mode, Trial
+from nxcore.nn.trial import CLEARLY, LOOKS, Mode, Trial
 from nxcore.nn.whole import ModelWhole
 from nxcore.session import Session
 
@@ -94,7 +95,7 @@ class Steps:
         self.ended = ""
         self._of, self._now = weakref.ref(model), now
         self._session, self._chooser = session, session.chooser
-        self.whole, self._captured = whole, False
+        self.whole, self._replays = whole, _replays(whole)
         self._groups, self._modes = Groups(whole), dict[tuple[bool, bool], Mode]()
         self._mode: Mode | None = None
         self._clock: Clock | None = None
@@ -131,12 +132,15 @@ class Steps:
             with self._still:
                 if not self.ended:  # by another thread, since the call began
                     self._begin(model, args, kwargs)
+            interrupted = 0 if self.whole is None else self.whole.interrupted
             try:
                 result = call(*args, **kwargs)
             except BaseException as error:
                 with self._still:
                     self._failed(model, error)
                 raise
+            if self.whole is not None and self.whole.interrupted != interrupted:
+                self._disturbed = True  # a step that says nothing of the others
             if self._pair is not None and not self.ended:
                 self._seen = differentiated(result) if torch.is_grad_enabled() else None
             return result
@@ -190,8 +194,8 @@ class Steps:
 
     @property
     def _turned(self) -> bool:
-        """Whether replays have begun or ended since the modes were cleared."""
-        return self.whole is not None and bool(self.whole.captured) is not self._captured
+        """Whether replays have begun or ended, or were recorded again, since the modes were cleared."""
+        return _replays(self.whole) != self._replays
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the beginning of a step."""
@@ -226,7 +230,7 @@ class Steps:
         """Return the mode of this call; exchange modules if it has changed, or something else has."""
         if Changes.moved != self._moved or self._turned:  # maybe another model's
             self._moved, self._clock, self._disturbed = Changes.moved, None, True
-            self._captured = self.whole is not None and bool(self.whole.captured)
+            self._replays = _replays(self.whole)
             for mode in self._modes.values():
                 mode.clear()
         mode = self._modes.setdefault(mode_of(model), Mode())
@@ -251,7 +255,8 @@ class Steps:
             self._close(mode, TORCHS)
             return False
         other, margin = (frozenset[str](), 0.0) if mode.given else (groups, self._patience.margin)
-        mode.begin(Trial(mode.given, other, margin=margin), self._chooser.made)
+        clearly = LOOKS[0] if REPLAYS in other else CLEARLY  # what ends replays ends them for good
+        mode.begin(Trial(mode.given, other, margin=margin, clearly=clearly), self._chooser.made)
         return True
 
     def _ready(self, model: nn.Module, mode: Mode) -> bool:
@@ -363,7 +368,7 @@ class Steps:
                 self._follow(model, mode, trial)
                 return
             if self._patience.paused(self._now(), trial):
-                mode.trial = trial = Trial(trial.present, trial.other, margin=trial.margin)
+                mode.trial = trial = replace(trial, ratios=[], fruitless=0)
 
     def _follow(self, model: nn.Module, mode: Mode, trial: Trial) -> None:
         """Give back or take back what a verdict says; after all were given back, try each group alone."""
@@ -371,7 +376,7 @@ class Steps:
             mode.given = trial.other
             if self.whole is not None and REPLAYS in trial.other:
                 self.whole.end("the model's steps are faster without it")
-                self._captured = False
+                self._replays = _replays(self.whole)
             if not trial.present and len(trial.other) > 1:
                 mode.queue = sorted(trial.other - {REPLAYS})
         mode.state = trial.summary
@@ -382,3 +387,8 @@ class Steps:
             mode.begin(Trial(mode.given, mode.given - {mode.queue.pop(0)}), mode.made)
         else:
             self._close(mode, mode.state)
+
+
+def _replays(whole: ModelWhole | ModelProgram | None) -> tuple[int, bool]:
+    """Return how often calls were recorded, and whether any are replayed now."""
+    return (0, False) if whole is None else (whole.made, bool(whole.captured))

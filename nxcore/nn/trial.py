@@ -88,6 +88,8 @@ class Trial:
         The time with the other set over that with the present set, a value a pair.
     margin : float
         The gain that the other set must exceed.
+    clearly : int
+        The pairs after which the other set may have won by far.
     """
 
     present: frozenset[str]
@@ -95,6 +97,7 @@ class Trial:
     ratios: list[float] = field(default_factory=list)
     fruitless: int = 0
     margin: float = 0.0
+    clearly: int = CLEARLY
 
     def add(self, found: Found) -> None:
         """Add a pair."""
@@ -119,7 +122,7 @@ class Trial:
         n = len(self.ratios)
         if n >= CLEARLY and min(self.ratios) > CLEAR:
             return "present"
-        if n >= CLEARLY and max(self.ratios) < 1 / CLEAR:
+        if n >= self.clearly and max(self.ratios) < 1 / CLEAR:
             return "other"
         logs = [math.log(ratio) for ratio in self.ratios]
         if n in LOOKS and signed_rank([v + math.log1p(self.margin) for v in logs]) < SIGNIFICANCE:

@@ -53,6 +53,14 @@ class ModelWhole(Whole):
         The bytes of the device's memory that captures have taken.
     """
 
+    interrupted = 0
+    """Steps that say nothing of how fast others are: a replay is compared before it serves, and not after."""
+
+    @property
+    def made(self) -> int:
+        """The captures so far."""
+        return self._made
+
     def __init__(
         self,
         model: nn.Module,

@@ -12,9 +12,10 @@ from torch.utils import _pytree as pytree
 from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.dice import hosts, put_hosts_back
-from nxcore.graphs.outcome import AGREES, off
+from nxcore.graphs.outcome import AGREES, ROUGH, off
 from nxcore.graphs.recorder import Recorder
 from nxcore.interop.internals import gradients
+from nxcore.program.rounding import Rounded, fault
 
 FACTOR, EVERY = 4, 4096
 """How many times as late each audit comes as the one before; and the most replays between two of them."""
@@ -64,61 +65,99 @@ def audited(
     leaves: Sequence[Tensor],
     buffers: Iterable[Tensor],
     recorder: Recorder,
+    audits: Audits,
     convict: Convict,
 ) -> Any:
     """Return the result of ``plain``, compared with that of ``ours``; gradients are compared once they come.
 
-    Where ``plain`` runs out of memory, it is the result of ``ours``.
+    Where both differ, ``plain`` runs again on rounded tensors: what that makes is no fault of ``ours``.
+    Where ``plain`` runs out of memory, the result is that of ``ours``.
 
     Parameters
     ----------
     plain, ours : callable
         The call, in two ways. Both begin with the same random numbers and buffers.
     leaves : sequence of Tensor
-        Tensors that may need a gradient.
+        What the call computes with, and may need a gradient of.
     buffers : iterable of Tensor
         Tensors that the call may write.
     recorder : Recorder
         The recorder of their device.
+    audits : Audits
+        Counts an audit that is left out, since there was too little memory for that second run.
     convict : callable
         Called with what differs.
     """
     held = list(buffers)
     dice, host = recorder.dice(), hosts()
+    rounded = Rounded(plain, leaves, held, recorder)
     with untouched(held):
         found = ours()
         after = [t.detach().clone() for t in held]
     recorder.put_back(dice)
     put_hosts_back(host)
-    before = [t.detach().clone() for t in held]
     try:
         result = plain()
     except torch.OutOfMemoryError:
         found, after = None, []
-        for t, value in zip(held, before, strict=True):
-            t.data.copy_(value)
+        rounded.begin()
         torch.cuda.empty_cache()
         recorder.put_back(dice)
         put_hosts_back(host)
         return ours()
-    leaves_found, leaves_plain = pytree.tree_leaves(found), pytree.tree_leaves(result)
-    outs = [t for t in leaves_plain if isinstance(t, Tensor)]
-    others = [t for t in leaves_found if isinstance(t, Tensor)]
+    outs, others = _tensors(result), _tensors(found)
     if len(outs) != len(others) or not outs:
         convict("its results can't be compared")
         return result
-    apart = max(differ(others, outs), differ(after, held))
-    if not apart <= AGREES:
-        convict(f"a replay differs from plain torch by {apart:.2g} of its results")
+    judge = _Judge(rounded, audits, convict)
+    states = [t.detach().clone() for t in held]
+    if judge.convicts("results", others, outs, _tensors) or judge.convicts(
+        "buffers", after, states, lambda _: [t.clone() for t in held]
+    ):
         return result
     wanted = [t for t in leaves if t.requires_grad]
     places = [i for i, t in enumerate(outs) if t.requires_grad]
     if not (torch.is_grad_enabled() and wanted and places):
         return result
-    pair = _Pair([outs[i] for i in places], [others[i] for i in places], wanted, convict)
+    pair = _Pair(outs, others, places, wanted, judge)
     # untyped in torch
     served = iter(_Compared.apply(pair, *pair.plain))  # type: ignore[no-untyped-call]
     return pytree.tree_map_only(Tensor, lambda t: next(served) if t.requires_grad else t, result)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+
+
+class _Judge:
+    """Convicts a replay whose difference from plain torch is more than rounding alone makes."""
+
+    def __init__(self, rounded: Rounded, audits: Audits, convict: Convict) -> None:
+        self._rounded, self._audits, self.convict = rounded, audits, convict
+
+    def convicts(
+        self,
+        what: str,
+        found: Sequence[Tensor],
+        wanted: Sequence[Tensor],
+        of: Callable[[Any], Sequence[Tensor]],
+    ) -> bool:
+        """Return whether a difference is a fault; ``of`` returns such tensors of another run."""
+        apart = differ(found, wanted)
+        if apart <= AGREES:
+            return False
+        why = ""
+        if apart <= ROUGH:
+            try:
+                with self._rounded.run() as again:
+                    why = fault(found, of(again), wanted, differ)
+            except torch.OutOfMemoryError:
+                self._audits.skipped += 1
+                return False
+            if not why:
+                return False
+        self.convict(f"a replay differs from plain torch by {apart:.2g} of its {what}{why and ', '}{why}")
+        return True
 
 
 def differ(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
@@ -145,9 +184,15 @@ class _Pair:
     """The results of both ways, until their gradients are compared."""
 
     def __init__(
-        self, plain: list[Tensor], ours: list[Tensor], leaves: Sequence[Tensor], convict: Convict
+        self,
+        plain: list[Tensor],
+        ours: list[Tensor],
+        places: list[int],
+        leaves: Sequence[Tensor],
+        judge: _Judge,
     ) -> None:
-        self.plain, self.ours, self.leaves, self.convict = plain, ours, leaves, convict
+        self.plain, self.ours = [plain[i] for i in places], [ours[i] for i in places]
+        self._places, self._leaves, self._judge = places, leaves, judge
 
     def compare(self, grads: Sequence[Tensor | None]) -> None:
         """Differentiate both, and compare the gradients of the leaves."""
@@ -156,18 +201,25 @@ class _Pair:
         if not used or torch.is_grad_enabled():
             return
         try:
-            found = gradients([self.ours[i] for i in used], self.leaves, given)
+            found = gradients([self.ours[i] for i in used], self._leaves, given)
         except CaptureError as error:
-            self.convict(str(error))
+            self._judge.convict(str(error))
             return
-        wanted = gradients([self.plain[i] for i in used], self.leaves, given, retain_graph=True)
-        if [g is None for g in found] != [g is None for g in wanted]:
-            self.convict("a replay has other gradients than plain torch")
+        wanted = gradients([self.plain[i] for i in used], self._leaves, given, retain_graph=True)
+        self.ours = []  # with what they have saved
+        there = [i for i, w in enumerate(wanted) if w is not None]
+        if there != [i for i, f in enumerate(found) if f is not None]:
+            self._judge.convict("a replay has other gradients than plain torch")
             return
-        pairs = [(f, w) for f, w in zip(found, wanted, strict=True) if f is not None and w is not None]
-        apart = differ([f for f, _ in pairs], [w for _, w in pairs])
-        if not apart <= AGREES:
-            self.convict(f"a replay differs from plain torch by {apart:.2g} of its gradients")
+
+        def chosen(grads: Sequence[Tensor | None]) -> list[Tensor]:
+            return [g for g in map(grads.__getitem__, there) if g is not None]
+
+        def of(again: Any) -> list[Tensor]:
+            outs = _tensors(again)
+            return chosen(gradients([outs[self._places[i]] for i in used], self._leaves, given))
+
+        self._judge.convicts("gradients", chosen(found), chosen(wanted), of)
 
 
 class _Compared(torch.autograd.Function):

@@ -60,13 +60,15 @@ def programmed(
     inputs: Sequence[Any],
     record: Callable[[torch.device], Recorder | None] | None = None,
     around: Around = contextlib.nullcontext,
+    *,
+    audits: bool = True,
 ) -> Graph:
-    """Return what runs a graph; ``record`` is as of ``nxcore.graphs.part.Part``."""
+    """Return what runs a graph; ``record`` is as of ``nxcore.graphs.part.Part``, the rest of ``Program``."""
     device = next((t.device for t in inputs if isinstance(t, Tensor)), None)
     if device is None or (recorder := (record or recorder_of)(device)) is None:
         run: Graph = graph.forward
         return run
-    return Program(graph, inputs, device, recorder, around)
+    return Program(graph, inputs, device, recorder, around, audits=audits)
 
 
 class Program:
@@ -84,6 +86,8 @@ class Program:
         The recorder of that device.
     around : callable, optional
         A context for a recording.
+    audits : bool, optional
+        Whether replays are audited here; not where the caller audits its own calls.
 
     Attributes
     ----------
@@ -102,13 +106,15 @@ class Program:
         device: torch.device,
         recorder: Recorder,
         around: Around = contextlib.nullcontext,
+        *,
+        audits: bool = True,
     ) -> None:
         self.why, self.served, self.device = refusal(graph, device), 0, device
         self.count = sum(node.op.startswith("call") for node in graph.graph.nodes)
         self.passes = {} if self.why else rewritten(graph)
         self._graph = graph
         self.run: Graph = graph.forward
-        self._recorder, self._around = recorder, around
+        self._recorder, self._around, self._audits = recorder, around, audits
         self.replays: dict[Any, Replay] = {}
         self._owners: dict[int, weakref.ref[Tensor]] = {}
         self._stay = {i for i, t in enumerate(inputs) if _stays(t)}  # another model's aren't marked
@@ -149,7 +155,8 @@ class Program:
             if owner is not None and id(owner) not in self._owners:
                 self._owners[id(owner)] = weakref.ref(owner, functools.partial(self._forget, id(owner)))
             memory = memory_of(owner)
-            replay = Replay(self.run, inputs, self._stay, self._recorder, memory, self._around)
+            given = self._stay, self._recorder, memory, self._around
+            replay = Replay(self.run, inputs, *given, audits=self._audits)
             self.replays[key] = replay
             if self.why:
                 replay.refuse(self.why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import Any
@@ -28,7 +29,7 @@ from nxcore.program.audit import Audits, audited, differ
 from nxcore.program.memory import Memory, kept, leave, roomy, spare
 from nxcore.program.recording import Places, Recording, Run, alias
 
-MET, UNUSED = 2, 8
+MET, UNUSED = 1, 8
 """Calls before a recording; and calls without a backward pass after which none is expected."""
 
 LEAST = 1.02
@@ -71,6 +72,8 @@ class Replay:
         The memory of the model.
     around : callable, optional
         A context for a recording.
+    audits : bool, optional
+        Whether replays are audited here.
 
     Attributes
     ----------
@@ -90,6 +93,8 @@ class Replay:
         recorder: Recorder,
         memory: Memory,
         around: Around = contextlib.nullcontext,
+        *,
+        audits: bool = True,
     ) -> None:
         self.run, self.memory, self._recorder, self._around = run, memory, recorder, around
         self.places = Places(inputs, stay)
@@ -99,9 +104,9 @@ class Replay:
         self._met, self._first, self._left = 0, memory.calls, AGAIN
         self._used: set[int] = set()
         self._partly: frozenset[int] | None = None
-        self._swept = True
+        self._swept, self._renews, self._bytes = True, False, 0
         self._recording: Recording | None = None
-        self.audits = Audits()
+        self.audits, self._audits = Audits(), audits
         if why := self._unsuited(inputs):
             self.refuse(why)
 
@@ -125,6 +130,10 @@ class Replay:
         if not recording.holds(inputs):
             self._again("its parameters were moved")
             return self.run(*inputs)
+        if self._renews and recording.may_begin:
+            used, recording = recording.uses, None
+            self._drop()
+            return self(inputs) if self._record(inputs, used) else self._met_again(inputs)
         if self._partly is not None:
             again = self._again("its losses use other results than before")
             return self._met_again(inputs) if again else self.run(*inputs)
@@ -133,7 +142,7 @@ class Replay:
         if self._swept is False:  # the memory of an audit's run, after its backward pass
             self._swept = True
             leave(self._device)
-        if self.audits.due(lambda: spare(self._device, self.memory.bytes)):
+        if self._audits and self.audits.due(lambda: spare(self._device, self.memory.bytes)):
             return self._audited(recording, inputs)
         return recording(inputs)
 
@@ -146,10 +155,8 @@ class Replay:
         self._end(State.REFUSED, why)
 
     def renew(self) -> None:
-        """Record a later call in place of this recording."""
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            self.state, self.why, self._used = State.COUNTING, "more is learnt", set(recording.uses)
+        """Record the next call in place of this recording."""
+        self._renews = self._recording is not None
 
     def _unsuited(self, inputs: Sequence[Any]) -> str:
         """Return why calls of such inputs can't be replayed; empty if they may be."""
@@ -165,17 +172,24 @@ class Replay:
     def _end(self, state: State, why: str) -> None:
         self.state, self.why = state, why
         _log.info("a graph %s", self.report)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Free the recording, if there is one."""
+        self._renews, self._met, self._first, self._used = False, 0, self.memory.calls, set()
+        self._partly, self.audits = None, Audits()
         if self._recording is not None:
             self._recording = None
+            self.memory.bytes, self._bytes = self.memory.bytes - self._bytes, 0
             leave(self._device)
 
     def _again(self, why: str) -> bool:
         """Record a later call again, if it wasn't too often; return whether that is so."""
-        self._left, self._partly = self._left - 1, None
+        self._left -= 1
         if self._left < 0:
             self._end(State.PLAIN, why)
         else:
-            self._recording, self._met = None, 0
+            self._drop()
             self.state, self.why = State.COUNTING, why
         return self._left >= 0
 
@@ -234,7 +248,8 @@ class Replay:
             self.refuse(f"{type(error).__name__}: {error}")
         finally:
             MAKING.release()
-            self.memory.bytes += max(0, kept(device) - before)
+            self._bytes = max(0, kept(device) - before)
+            self.memory.bytes += self._bytes
         return self.state is State.OURS
 
     def _made(self, inputs: Sequence[Any], used: frozenset[int]) -> None:
@@ -292,9 +307,10 @@ class Replay:
         found: Sequence[Any] = audited(
             lambda: list(self.run(*inputs)),
             lambda: recording(inputs),
-            [inputs[i] for i in places.leaves],
+            [inputs[i] for i in places.saved],
             [inputs[i] for i in places.buffers],
             self._recorder,
+            self.audits,
             self.refuse,
         )
         return found
@@ -343,7 +359,21 @@ def _check(
     ]
     if not max(apart) <= AGREES:
         each = "{:.2g} of the results, {:.2g} of the gradients and {:.2g} of the buffers".format(*apart)
-        raise CaptureError(f"a replay differs from a run, by {each}")
+        of = next(
+            (
+                f"; {_shown(f)}, not {_shown(w)}"
+                for f, w in zip(buffers, states, strict=True)
+                if differ([f], [w]) == math.inf
+            ),
+            "",
+        )
+        raise CaptureError(f"a replay differs from a run, by {each}{of}")
+
+
+def _shown(tensor: Tensor) -> str:
+    """Return a tensor's form, and its value if it is one number."""
+    value = f" {tensor.item()}" if tensor.numel() == 1 else ""
+    return f"{tensor.dtype} of {tuple(tensor.shape)}{value}"
 
 
 def _note(seen: set[int], place: int, _: Tensor) -> None:

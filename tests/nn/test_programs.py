@@ -86,12 +86,12 @@ def test_parts_of_a_model_are_replayed_where_dynamo_breaks_its_graph(tape):
 def test_a_graph_that_is_not_the_models_code_is_refused(tape, programs_has):
     made = front.programmed
 
-    def other(graph, *rest):
+    def other(graph, *rest, **how):
         for node in graph.graph.nodes:
             if node.target is torch.relu or node.target == "relu":
                 node.target = "sigmoid"
         graph.recompile()
-        return made(graph, *rest)
+        return made(graph, *rest, **how)
 
     programs_has(programmed=other)
     ours, plain = two()
@@ -108,7 +108,7 @@ def test_a_graph_that_is_not_the_models_code_is_refused(tape, programs_has):
 
 def test_a_model_that_no_graph_is_made_of_runs(tape, programs_has):
     ours, plain = two()
-    programs_has(programmed=lambda graph, *_: graph.forward)
+    programs_has(programmed=lambda graph, *_, **__: graph.forward)
     agree(ours, plain, CALLS)
     assert part(ours).state == "runs: dynamo has made no graph of it"
 
@@ -128,8 +128,9 @@ def test_more_that_is_learnt_is_recorded_anew(tape, monkeypatch):
     monkeypatch.setattr(front.Program, "has_operators", True)
     program._early = True
     program._look()
-    assert program.captured == 0
+    before = tape.captured, program.made
     agree(ours, plain, 3)
+    assert (tape.captured, program.made) == (before[0] + 2, before[1] + 1)
     assert program.captured == 1
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import nxcore
 from nxcore.nn import exchange, steps
+from nxcore.nn.trial import LOOKS
 from nxcore.session import Session
 from tests.nn.stepping import Clock, Net, given_back, light, over, session, settle, ticks, train
 
@@ -21,12 +22,17 @@ class Replays:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
         self.captured, self.stands, self.pending, self.resting = 0, True, False, False
+        self.made, self.interrupted, self.calls, self.every = 0, 0, 0, 0
         self.pool, self.saved_ms, self.report, self.left = 0, 1.0, ["the model: replays"], ""
 
     def call(self, model: Net, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found, before = call(*args, **kwargs), self.clock.now
         if self.captured and not self.resting:
             self.clock.now = before + ticks(self.seconds)
+            self.calls += 1
+            if self.every and self.calls % self.every == 0:
+                self.interrupted += 1
+                self.clock.now += ticks(1.0)
         return found
 
     def end(self, why: str) -> None:
@@ -67,6 +73,32 @@ def test_steps_are_compared_anew_once_replays_begin(session: Session) -> None:
     train(model, 1)
     assert not over(model)._modes[True, False].over
     assert settle(model) != first
+
+
+def test_a_step_with_an_audit_says_nothing_of_the_others(session: Session) -> None:
+    model, whole = replayed(session, -0.003)
+    whole.captured, whole.every = 1, 25
+    assert settle(model).startswith("pays: 1.41x")
+    assert whole.interrupted > 1
+
+
+def test_replays_end_for_good_after_more_than_a_few_blocks(session: Session) -> None:
+    model, whole = replayed(session, 0.009)
+    whole.captured = 1
+    while whole.captured:
+        trial = over(model)._mode and over(model)._mode.trial
+        train(model, 1)
+        count = len(trial.ratios) if trial else 0
+    assert count >= LOOKS[0] - 1
+
+
+def test_steps_are_compared_anew_once_replays_are_recorded_again(session: Session) -> None:
+    model, whole = replayed(session, -0.003)
+    whole.captured = 1
+    settle(model)
+    whole.made += 1
+    train(model, 1)
+    assert not over(model)._modes[True, False].over
 
 
 def test_no_block_before_a_capture(session: Session) -> None:

@@ -12,8 +12,8 @@ from torch import nn
 import nxcore
 from tests.nn.tape import part
 
-CALLS = 6
-"""Calls until replays: two by the model, two of a graph, and one in which each is compared."""
+CALLS = 5
+"""Calls until replays: two by the model, its trace, one of a graph, and the recording."""
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from torch import nn
 
 from nxcore.program import front
 
-MET = 2
+MET = 1
 """Calls of a signature before its recording."""
 
 

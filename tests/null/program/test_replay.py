@@ -132,7 +132,7 @@ def test_a_last_smaller_batch_runs_and_a_frequent_second_size_is_replayed(compil
     plain, ours, call = recorded(compiled)
     for seed in range(24):
         agree(call, ours, plain, shape=(3, 4) if seed % 12 == 11 else (5, 4))
-    assert {r.state for r in replays(ours)} == {State.OURS, State.COUNTING}
+    assert {r.state for r in replays(ours)} == {State.OURS, State.WAITING}
     for seed in range(24):
         agree(call, ours, plain, shape=(3, 4) if seed % 2 else (5, 4))
     assert {r.state for r in replays(ours)} == {State.OURS}
