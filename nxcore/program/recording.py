@@ -103,6 +103,7 @@ class Recording:
                 own[i] = new_like(inputs[i]).requires_grad_(needs and inputs[i].requires_grad)
             return [own[i] for i in places.given], list(run(*own))
 
+        self._there: Callable[[], None]
         (given, found), self._there = recorder.capture(there, memory.pool)
         outs = [t for t in found if isinstance(t, Tensor)]
         check_results(outs, [own[i] for i in (*places.bound, *places.given)])
@@ -122,6 +123,11 @@ class Recording:
             (grads, self._gradients), self._back = recorder.capture(back, memory.pool)
             self._grads = [recorder.lying(g) for g in grads]
             self._gradients.lie(recorder, len(inputs))
+
+    def free(self) -> None:
+        """Drop the graphs, and what lies in their memory: calls that a program still holds run again."""
+        self._there = self._back = _gone
+        self.given, self.outs, self._grads, self._gradients = [], [], [], Gradients({})
 
     @property
     def may_begin(self) -> bool:
@@ -163,7 +169,8 @@ class Recording:
     def keeps(self, number: int) -> bool:
         """Return whether what that replay has saved is intact, so that it can be differentiated."""
         ticket = self._ticket()
-        return number == self._number and ticket is not None and ticket.open
+        stands = self._there is not _gone and number == self._number
+        return stands and ticket is not None and ticket.open
 
     def backward(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
         """Replay the backward graph; return copies of the gradients of all inputs."""
@@ -286,3 +293,7 @@ def _no_ticket() -> None:
 
 def _ignored(_: frozenset[int]) -> None:
     """Take no note."""
+
+
+def _gone() -> None:
+    """Stand in for a graph that was dropped."""

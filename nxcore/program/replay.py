@@ -179,6 +179,7 @@ class Replay:
         self._renews, self._met, self._first, self._used = False, 0, self.memory.calls, set()
         self._partly, self.audits = None, Audits()
         if self._recording is not None:
+            self._recording.free()
             self._recording = None
             self.memory.bytes, self._bytes = self.memory.bytes - self._bytes, 0
             leave(self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -154,6 +155,36 @@ def test_moved_parameters_are_recorded_again(compiled):
         model.head.weight.data = 2 * model.head.weight.data
     agree(call, ours, plain, MET + 3)
     assert replays(ours)[0].state is State.OURS
+
+
+def test_a_recording_that_is_dropped_is_gone_though_a_result_of_it_is_held(compiled, tape):
+    plain, ours, call = recorded(compiled)
+    (found,) = replays(ours)
+    graphs = [weakref.ref(graph) for graph in (found._recording._there, found._recording._back)]
+    tape._made.clear()
+    losses = []
+    for net, model in ((call, ours), (plain, plain)):
+        torch.manual_seed(1)
+        model.zero_grad()
+        losses.append(loss_of(net(torch.ones(5, 4))))
+    found.end("enough")
+    assert [graph() for graph in graphs] == [None, None]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+
+
+def test_what_is_recorded_again_is_so_at_the_next_call(compiled, tape):
+    plain, ours = pair()
+    call = compiled(ours, dynamic=False)
+    for seed in range(24):  # of a signature that comes in few calls
+        agree(call, ours, plain, shape=(5, 4) if seed < 4 or seed % 3 == 0 else (3, 4))
+    before, (found, _) = tape.captured, replays(ours)
+    found.renew()
+    agree(call, ours, plain)
+    assert tape.captured == before + 2
+    assert found.state is State.OURS
+    assert found.audits._calls == 1
 
 
 def test_losses_of_other_results_are_recorded_again_until_they_change_too_often(compiled, tape):
