@@ -20,7 +20,6 @@ from nxcore.nn.activations import (
     Softplus,
     Tanh,
 )
-from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
@@ -44,7 +43,6 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "LeakyReLU",
-    "Linear",
     "MaxPool2d",
     "Mish",
     "Part",

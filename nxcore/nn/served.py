@@ -58,9 +58,6 @@ To look at each would take 0.5 us a call. A shape in a row wakes it after 17 to 
 LEFT = "_nxcore_left"
 """The attribute that counts these calls."""
 
-SERVED = "_nxcore_served"
-"""The attribute that counts a layer's calls that a kernel served since it was last looked at."""
-
 RETURNED = "_nxcore_returned"
 """The attribute that says that a shape came back, so that the module rests no more for new ones."""
 
@@ -350,7 +347,7 @@ def give_back(module: nn.Module) -> bool:
         if cls not in RESTING:
             return False
         wake(module)
-        for own in (MARK, LEFT, SERVED, RETURNED):
+        for own in (MARK, LEFT, RETURNED):
             vars(module).pop(own, None)
         become(module, kinds(cls)[0])
         return True
@@ -372,8 +369,7 @@ def look(module: Any) -> None:
         wake(module)
         if awake(module) not in RESTING:
             return
-        # Kept as attributes: a capture doesn't outlive another number of them.
-        vars(module).update({LEFT: 0, SERVED: 0})
+        vars(module)[LEFT] = 0  # kept as an attribute: a capture doesn't outlive another number of them
         if module.idles(module) or module.refusal(module):
             rest(module)
 

@@ -16,7 +16,6 @@ from nxcore.errors import of_type
 from nxcore.nn import activations, watching
 from nxcore.nn import whole as of_models
 from nxcore.nn.exchange import EXCHANGING, MARK, PATCHED, RESTING, awake, kind
-from nxcore.nn.linear import Linear
 from nxcore.nn.lookups import PREPARED, prepared
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
@@ -38,7 +37,6 @@ OURS: dict[type[nn.Module], Any] = {
     nn.AdaptiveMaxPool2d: AdaptiveMaxPool2d,
     nn.Conv2d: Conv2d,
     nn.BatchNorm2d: BatchNorm2d,
-    nn.Linear: Linear,
     nn.Sequential: Sequential,
 }
 OURS |= {ours.__bases__[0]: ours for ours in activations.FUNCTIONS if ours in RESTING}

@@ -21,7 +21,7 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
 }
 """A class -> its operator, and the one that runs where a gradient is needed.
 
-A ``Sequential`` and a ``Linear`` don't have the parameters of their operators under the same names.
+A ``Sequential`` doesn't have the parameters of its operators under the same names.
 """
 
 

@@ -9,7 +9,7 @@ import torch
 
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
-from nxcore.nn import activations, linear, modules, sequential, whole
+from nxcore.nn import activations, modules, sequential, whole
 from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
 from tests.null import fakes
@@ -56,8 +56,6 @@ def ran(
     for name in OPERATORS:
         monkeypatch.setattr(modules, f"_{name}", session.op(name))
     activations_has(operator=session.op, won=lambda *_: True)
-    for name in ("add", "matmul"):
-        monkeypatch.setattr(linear, f"_{name}", session.op(name))
     sequential_has(_sep_conv2d=session.op("sep_conv2d"), _block=session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
         yield names

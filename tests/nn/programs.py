@@ -24,7 +24,6 @@ MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
     nn.AdaptiveMaxPool2d: lambda: nn.AdaptiveMaxPool2d(1),
     nn.Conv2d: lambda: nn.Conv2d(4, 4, 3, groups=4),
     nn.BatchNorm2d: lambda: nn.BatchNorm2d(4),
-    nn.Linear: lambda: nn.Linear(16, 8),
     nn.Sequential: lambda: nn.Sequential(nn.BatchNorm2d(4), nn.SiLU()),
 }
 """Class -> makes a module that an operator can serve, for images of four channels; others take nothing."""

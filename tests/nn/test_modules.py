@@ -50,14 +50,12 @@ MAKE = {
     "silu": lambda of: of.SiLU(),
     "softplus": lambda of: of.Softplus(2, 1.5),
     "tanh": lambda of: of.Tanh(),
-    "linear": lambda of: of.Linear(11, 5),
-    "linear_plain": lambda of: of.Linear(11, 6, bias=False),
     "conv_of_one_group": lambda of: of.Conv2d(4, 6, 3),
     "conv_two_filters_each": lambda of: of.Conv2d(4, 8, 3, groups=4),
 }
 OURS = [
     *("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"),
-    *("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Linear", "Mish", "ReLU", "Sigmoid", "SiLU"),
+    *("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "Sigmoid", "SiLU"),
     *("Softplus", "Tanh"),
 ]
 
@@ -201,7 +199,6 @@ def test_the_reason_says_what_torch_serves() -> None:
         (nxcore.nn.BatchNorm2d(4), torch.zeros(2, 3, 4, 4)),
         (nxcore.nn.AvgPool2d(2, padding=2), torch.zeros(1, 2, 4, 4)),
         (nxcore.nn.AdaptiveMaxPool2d(1), torch.zeros(2, 3, 0, 4)),
-        (nxcore.nn.Linear(4, 3), torch.zeros(2, 5)),
         (nxcore.nn.Conv2d(4, 4, 3, groups=4), torch.zeros(1, 3, 4, 4)),
         (nxcore.nn.Conv2d(4, 4, 3, groups=4), torch.zeros(1, 4, 4, 4, dtype=torch.float64)),
         (nxcore.nn.Conv2d(4, 4, 3, padding=9, padding_mode="reflect", groups=4), torch.zeros(1, 4, 4, 4)),
@@ -214,7 +211,6 @@ def test_the_reason_says_what_torch_serves() -> None:
             "norm's channels",
             "padding",
             "no_pixels",
-            "features",
             "channels",
             "dtype",
         ),
