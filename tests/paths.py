@@ -21,7 +21,6 @@ BOTH = (
     "tests/nn/test_normed.py",
     "tests/nn/test_part.py",
     "tests/nn/test_part_runs.py",
-    "tests/nn/test_roaming.py",
     "tests/nn/test_served.py",
     "tests/nn/test_swap.py",
     "tests/null/call/",

@@ -21,7 +21,7 @@ from typing import Any
 from nxcore.call.wrappers import unless_capturing
 from nxcore.choose.contenders import Choice, regimes
 from nxcore.choose.learn.budget import Heat
-from nxcore.choose.learn.exploration import MET, Call, Exploration, Switch, exploration
+from nxcore.choose.learn.exploration import MET, Call, Switch, exploration
 from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
 from nxcore.context import announce, capturing, in_force
 from nxcore.interop import internals
@@ -109,12 +109,6 @@ class Crossing:
     def over(self) -> bool:
         """Whether the route is final, unless a pair is measured in the background, which is announced."""
         return self._settled and all(found.over for found in self._explored)
-
-    @property
-    def awaited(self) -> tuple[Exploration, ...]:
-        """The explorations of which torch serves until one begins to race; none where it waits for more."""
-        torchs = self._settled and self._switch.target is self.reference
-        return tuple(found for found in self._explored if not found.over) if torchs else ()
 
     def settle(self, backward: Half) -> None:
         """Choose the route by the backward operator's choice, from now on."""

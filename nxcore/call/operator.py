@@ -319,11 +319,11 @@ class Operator:
         self._older.pop(key, None)
         self.near = ending.table()
 
-    def settled(self, *args: Any, met_rarely: bool = False) -> bool:
-        """Return whether torch serves such calls until plans are dropped; ``met_rarely`` where none is."""
+    def settled(self, *args: Any) -> bool:
+        """Return whether torch serves such calls until plans are dropped."""
         inner = self.planned(*args)
         if inner is None or not leads_to(inner, self.spec.reference):
-            return inner is None and met_rarely
+            return False
         # The owner of a switch, such as an exploration, knows whether it is over.
         return inner is self.spec.reference or bool(getattr(getattr(inner, "of", None), "over", False))
 

@@ -33,11 +33,8 @@ PATCHED = "_nxcore_patched"
 RESTING: dict[type[nn.Module], type[nn.Module]] = {}
 """Class -> its sibling whose ``forward`` is torch's."""
 
-ROAMING: dict[type[nn.Module], type[nn.Module]] = {}
-"""Class -> its sibling whose ``forward`` is torch's until a shape comes back."""
-
 AWAKE: dict[type[nn.Module], type[nn.Module]] = {}
-"""The reverse of both."""
+"""The reverse."""
 
 EXCHANGING = threading.RLock()
 """Held while the class of a module is looked at and changed, which several threads may do at once."""
@@ -160,7 +157,7 @@ def awake(module: nn.Module) -> type[nn.Module]:
 def kinds(cls: type[nn.Module]) -> tuple[type[nn.Module], ...]:
     """Return torch's class that ``cls`` stands for, ``cls``, and its siblings."""
     torchs: type[nn.Module] = cls.__bases__[0]
-    return torchs, cls, RESTING[cls], ROAMING[cls]
+    return torchs, cls, RESTING[cls]
 
 
 def become(module: nn.Module, cls: type[nn.Module]) -> None:

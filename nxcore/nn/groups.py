@@ -14,7 +14,7 @@ from torch import nn
 
 from nxcore.nn.exchange import AWAKE, MARK, PATCHED, RESTING, become, kind
 from nxcore.nn.programs import ModelProgram
-from nxcore.nn.served import LEFT, RETURNED, look, rest
+from nxcore.nn.served import LEFT, look, rest
 from nxcore.nn.whole import ModelWhole
 
 REPLAYS = "replays"
@@ -90,7 +90,6 @@ class Groups:
         """Wake the modules that rest by themselves: a shape came back."""
         for module in model.modules():
             if kind(module) in AWAKE and MARK in vars(module) and id(module) not in self.resting:
-                vars(module)[RETURNED] = True
                 look(module)
 
     def _walk(

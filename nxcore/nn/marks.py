@@ -171,11 +171,6 @@ def unfit() -> bool:
     )
 
 
-def fit() -> bool:
-    """Return whether a call made now may exchange modules: not one that is unusual, or in a backward pass."""
-    return internals.backward_pass() == -1 and not torch.compiler.is_compiling() and not unfit()
-
-
 def refusal(model: nn.Module, session: Session) -> str:
     """Return why the steps of ``model`` are not to be compared; empty if they are."""
     spread = torch.distributed

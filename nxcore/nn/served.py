@@ -2,21 +2,18 @@
 
 A module *rests* while torch serves it: its class is then a sibling whose ``forward`` is torch's function, so
 that a call costs what torch's costs. It rests after ``AFTER`` calls in a row that torch served, if the last
-one is decided, or its kernels are being prepared; and at once in a mode that has no kernel. It rests too if
-no shape of its input came back so far: that ``forward`` looks at some shapes, and runs torch's. The module
-wakes, and is looked at again, when its mode changes, when its tensors are converted or moved, when plans are
-dropped, when its kernels begin to race, when a preference comes into force, and in ``accelerate``. A copy and
-a pickle are of the class that is awake.
+one is decided; and at once in a mode that has no kernel. The module wakes, and is looked at again, when its
+mode changes, when its tensors are converted or moved, when plans are dropped, when a preference comes into
+force, and in ``accelerate``. A copy and a pickle are of the class that is awake.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nxcore import context
 from nxcore.call.operator import Operator
@@ -28,7 +25,6 @@ from nxcore.nn.exchange import (
     EXCHANGING,
     MARK,
     RESTING,
-    ROAMING,
     awake,
     become,
     deep_copied,
@@ -39,36 +35,20 @@ from nxcore.nn.exchange import (
     unscriptable,
 )
 from nxcore.nn.lookups import class_is_read, parametrizations_of, traced
-from nxcore.nn.marks import fit
 
 AFTER = 8
 """Calls in a row that torch serves before a module rests."""
 
 RESTS = f"it rests: torch served {AFTER} calls in a row, and no kernel is faster"
-WAITS = f"it rests: torch served {AFTER} calls in a row, and its kernels aren't ready for a race"
-ALONE = f"it rests: torch served {AFTER} calls in a row, and no shape of its input came back"
 IDLES = "it rests: torch serves {}"
-
-EACH, SEEN, SHAPES = 8, 3, 256
-"""Where a module counts shapes: one call in so many is looked at, how often one wakes it, the most kept.
-
-To look at each would take 0.5 us a call. A shape in a row wakes it after 17 to 24 calls.
-"""
 
 LEFT = "_nxcore_left"
 """The attribute that counts these calls."""
 
-RETURNED = "_nxcore_returned"
-"""The attribute that says that a shape came back, so that the module rests no more for new ones."""
-
 is_compiling = torch.compiler.is_dynamo_compiling
-
-_counts: dict[int, dict[Any, int]] = {}
-"""The calls of modules that count them, by shape."""
 
 _resting: dict[int, weakref.ref[nn.Module]] = {}
 _reasons: dict[int, str] = {}
-_wakers: dict[int, _Waker] = {}
 _given: set[int] = set()
 
 
@@ -230,13 +210,8 @@ def left(module: nn.Module, *calls: tuple[Operator, tuple[Any, ...]]) -> None:
     own[LEFT] = count % AFTER
     if count < AFTER or PREFERENCE.get() != Preference() or unusual():  # which end with their blocks
         return
-    undecided = [(operator, args) for operator, args in calls if not operator.settled(*args)]
-    if not undecided:
+    if all(operator.settled(*args) for operator, args in calls):
         rest(module)
-    elif all(awaited := [_awaited(operator.planned(*args)) for operator, args in undecided]):
-        _rest_until(module, [exploration for each in awaited for exploration in each])
-    elif not own.get(RETURNED) and all(op.settled(*args, met_rarely=True) for op, args in calls) and fit():
-        rest(module, ALONE, counting=True)
 
 
 Class = TypeVar("Class", bound=type[Served])
@@ -248,88 +223,26 @@ def with_rest(cls: Class) -> Class:
     about = {"forward": torchs.forward, "__doc__": cls.__doc__, "__module__": cls.__module__}
     sibling = type(cls.__name__, (cls,), about)
     RESTING[cls], AWAKE[sibling] = sibling, cls
-    counting = type(cls.__name__, (cls,), about | {"forward": _counting(cls, torchs.forward)})
-    ROAMING[cls], AWAKE[counting] = counting, cls
     return cls
 
 
-def _counting(cls: Any, torchs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``forward`` that is torch's until a shape comes back."""
-
-    def forward(self: Any, input: Any) -> Any:
-        """Return torch's result; now and then look at the shape."""
-        if not is_compiling():
-            own = self.__dict__
-            own[LEFT] = count = own.get(LEFT, 0) + 1
-            if not count & (EACH - 1) and _came_back(self, input):
-                own[RETURNED] = True
-                look(self)
-                return cls.forward(self, input)
-        return torchs(self, input)
-
-    return forward
-
-
-def _came_back(module: nn.Module, x: Any) -> bool:
-    """Count a shape; return whether it was seen often enough for ``module`` to wake now."""
-    counts = _counts.get(id(module))
-    if counts is None or x.__class__ is not Tensor:  # a replica isn't the module that rests
-        return False
-    shape = x.shape  # made anew each time it is read
-    seen = counts.get(shape, 0) + 1
-    if seen == 1 and len(counts) >= SHAPES:
-        counts.clear()
-    counts[shape] = seen
-    return seen >= SEEN and fit()
-
-
-def rest(module: nn.Module, why: str = "", *, given: bool = False, counting: bool = False) -> None:
+def rest(module: nn.Module, why: str = "", *, given: bool = False) -> None:
     """Let torch's ``forward`` serve ``module``, if its class is exactly one of ours.
 
     ``why`` is the reason, if it isn't that torch has won; ``given`` says that a watch over a model's steps
-    gives it back; ``counting`` that the module itself wakes when a shape comes back.
+    gives it back.
     """
     with EXCHANGING:
-        sibling = (ROAMING if counting else RESTING).get(kind(module))
+        sibling = RESTING.get(kind(module))
         if sibling is None:
             return
         become(module, sibling)
         key = id(module)
-        if counting:
-            _counts[key] = {}
         _resting[key] = weakref.ref(module, lambda _: _drop(key))
         if why:
             _reasons[key] = why
         if given:
             _given.add(key)
-
-
-def _awaited(plan: Any) -> tuple[Any, ...]:
-    """Return the explorations until which torch serves a plan's calls; none where it waits for more."""
-    found: tuple[Any, ...] = getattr(getattr(plan, "of", None), "awaited", ())
-    return found
-
-
-class _Waker:
-    """Wakes a module once one of the explorations that it rests for begins to race, or ends."""
-
-    def __init__(self, module: nn.Module, awaited: list[Any]) -> None:
-        self._module, self._awaited = weakref.ref(module), awaited
-
-    def turn(self) -> None:
-        """React to a change of an exploration."""
-        module = self._module()
-        if module is not None and any(found.engaged or found.over for found in self._awaited):
-            look(module)
-
-
-def _rest_until(module: nn.Module, awaited: list[Any]) -> None:
-    """Let torch's ``forward`` serve ``module`` until one of these explorations begins to race."""
-    _wakers[id(module)] = waker = _Waker(module, awaited)
-    for exploration in awaited:  # before the lock: an exploration wakes modules within its own
-        exploration.watch(waker)
-    rest(module, WAITS)
-    waker.turn()  # it may have begun meanwhile
 
 
 def wake(module: nn.Module) -> None:
@@ -347,7 +260,7 @@ def give_back(module: nn.Module) -> bool:
         if cls not in RESTING:
             return False
         wake(module)
-        for own in (MARK, LEFT, RETURNED):
+        for own in (MARK, LEFT):
             vars(module).pop(own, None)
         become(module, kinds(cls)[0])
         return True
@@ -355,9 +268,7 @@ def give_back(module: nn.Module) -> bool:
 
 def _drop(key: int) -> None:
     _resting.pop(key, None)
-    _counts.pop(key, None)
     _reasons.pop(key, None)
-    _wakers.pop(key, None)
     if key in _given:
         _given.discard(key)
         Changes.woken += 1

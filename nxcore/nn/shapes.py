@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from nxcore.call.unusual import PLAIN
-from nxcore.nn.marks import differentiated, fit
+from nxcore.interop import internals
+from nxcore.nn.marks import differentiated, unfit
 
 MET, MOST = 8, 4096
 """Calls with a new shape that wake resting modules, and the most shapes that are counted."""
@@ -32,7 +33,7 @@ class Shapes:
         """Count a call before it runs; return whether ``ran`` must follow, as the next may wake modules."""
         shape = args[0].shape if args and type(args[0]) in PLAIN else None
         met = self.counts.get(shape, 0)
-        if met >= MET or not fit():
+        if met >= MET or internals.backward_pass() != -1 or torch.compiler.is_compiling() or unfit():
             return False
         if met == MET - 1:
             if self._begun is not None and not self._begun():  # a checkpoint may run the last call again

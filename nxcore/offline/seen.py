@@ -12,7 +12,6 @@ from torch import nn
 
 from nxcore.choose.pairs import TORCH
 from nxcore.nn.exchange import AWAKE, kind
-from nxcore.nn.served import WAITS
 from nxcore.offline import survey
 from nxcore.offline.fitting import fits
 from nxcore.session import Session
@@ -138,8 +137,7 @@ def rows_of(
     for name, cls in replaced.items():
         module = modules[name]
         if why := getattr(module, "reason", ""):
-            state: State = "learning" if why == WAITS else "rests" if kind(module) in AWAKE else "torch"
-            found[name] = Row(name, cls, state, (), why, gain=None if why == WAITS else 1.0)
+            found[name] = Row(name, cls, "rests" if kind(module) in AWAKE else "torch", (), why, gain=1.0)
         elif seen is None:
             own = [problem for facts, problem in known if fits(module, facts)]
             found[name] = replace(_by_process(session, name, cls, own), watched=watched)

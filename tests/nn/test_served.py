@@ -16,7 +16,7 @@ import nxcore
 from nxcore import context
 from nxcore.nn import modules, sequential, served
 from nxcore.nn.exchange import kind
-from nxcore.nn.served import AFTER, AWAKE, RESTING, RESTS, WAITS, awake
+from nxcore.nn.served import AFTER, AWAKE, RESTING, RESTS, awake
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.conftest import OPERATORS
@@ -120,10 +120,10 @@ def test_what_a_kernel_serves_does_not_rest(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_while_its_kernels_are_prepared_a_module_rests(
+def test_while_its_kernels_are_prepared_a_module_is_awake(
     gradients: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the tenth call on; it wakes when the race begins, which is in its calls."""
+    """It rests once torch has won."""
     session = Session(Settings(), fakes.registry(fakes.backend()))
     serve_by(session, monkeypatch)
     jobs: list[Callable[[], None]] = []
@@ -140,13 +140,11 @@ def test_while_its_kernels_are_prepared_a_module_rests(
 
     with torch.set_grad_enabled(gradients):
         step(4 * AFTER)
-        assert rests(norm)
-        assert norm.reason == WAITS
+        assert not rests(norm)
         assert jobs, "its kernels are to be prepared"
         explorations = session.chooser.explorations()
         for found in explorations:
             found.begin(lambda: None)
-        assert not rests(norm)
         step(1)
         for found in explorations:
             found.end()
@@ -320,15 +318,6 @@ def test_an_attribute_that_changes_later_counts() -> None:
     call(pool, AFTER)
     pool.output_size = 1
     assert call(pool, 1).shape[-2:] == (1, 1)
-
-
-@pytest.mark.usefixtures("torchs")
-def test_a_call_that_the_operator_refuses_is_torchs_for_good() -> None:
-    conv, x = depthwise(dtype=torch.complex64), torch.randn(1, 4, 5, 5, dtype=torch.complex64)
-    nxcore.accelerate(conv)
-    with torch.no_grad():
-        call(conv, AFTER, x)
-    assert rests(conv)
 
 
 def test_it_compiles_as_torchs(resting: nn.Module) -> None:

@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, modules, patience, served, shapes, steps, watching
+from nxcore.nn import exchange, patience, served, shapes, steps, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
-from nxcore.nn.served import AFTER, ALONE, EACH, SEEN, WAITS, Served
 from nxcore.nn.shapes import MET
 from nxcore.nn.trial import LOOKS
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.stepping import Clock, Make, X, given_back, light, make, over, session, settle, ticks, train
-from tests.nn.test_served import rests, serve_by, torchs
+from tests.nn.test_served import rests, torchs
 from tests.null import fakes
 
 __all__ = ["light", "make", "session", "torchs"]  # fixtures
@@ -203,39 +202,6 @@ def test_a_shape_that_comes_back_wakes_what_rests(make: Make, monkeypatch: pytes
     assert len(over(model)._shapes.counts) <= 256
 
 
-@torch.no_grad()
-def test_modules_rest_while_every_shape_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(Settings(), fakes.registry(fakes.backend()))
-    serve_by(session, monkeypatch)
-    block = nn.Sequential(
-        nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
-    )
-    watched, alone = nn.Sequential(nn.MaxPool2d(3, 1, 1), block), nn.Sequential(nn.MaxPool2d(3, 1, 1))
-    for model in (watched, alone):
-        nxcore.accelerate(model, watch=False)
-    assert exchange.hold(watched, steps.Steps(watched, session))
-
-    def meet(new: range) -> None:
-        for n in new:
-            for model in (watched, alone):
-                model(torch.ones(1, 4, 8, 8 + n))
-
-    meet(range(AFTER))
-    ours = [m for m in watched.modules() if isinstance(m, Served) and m.concerns(m)]
-    assert len(ours) == 4
-    assert all(rests(m) for m in ours)
-    assert {m.reason for m in (watched[0], alone[0])} == {ALONE}
-    with monkeypatch.context() as patch:
-        patch.setattr(modules, "by_kernel", None)
-        watched(torch.ones(1, 4, 8, 7))
-    for _ in range(EACH * SEEN):
-        for model in (watched, alone):
-            model(torch.ones(1, 4, 4, 4))
-    assert not rests(alone[0])
-    meet(range(AFTER, 3 * AFTER))
-    assert {m.reason for m in (*ours, alone[0])} <= {"", WAITS}, "its shapes may come back"
-
-
 @pytest.mark.usefixtures("torchs")
 def test_modules_come_to_rest_between_blocks_which_end_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "AFTER", 32)  # as where a layer's kernels served some of its calls
@@ -255,19 +221,6 @@ def test_modules_come_to_rest_between_blocks_which_end_then(monkeypatch: pytest.
     for _ in range(20):
         model(X)
     assert over(model)._modes[True, False].state == steps.TORCHS
-
-
-@torch.no_grad()
-def test_no_module_rests_for_new_shapes_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(Settings(), fakes.registry(fakes.backend()))
-    serve_by(session, monkeypatch)
-    model = nn.Sequential(nn.MaxPool2d(3, 1, 1))
-    nxcore.accelerate(model, watch=False)
-    assert exchange.hold(model, steps.Steps(model, session))
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        for n in range(AFTER):
-            model(torch.ones(1, 4, 8, 8 + n))
-    assert not rests(model[0])
 
 
 def test_one_model_at_a_time_has_a_block(make: Make) -> None:

@@ -199,11 +199,6 @@ class Beside:
         """Whether the exploration has ended."""
         return self.explored.over
 
-    @property
-    def awaited(self) -> tuple[Exploration, ...]:
-        """The exploration, while torch serves until it begins to race."""
-        return (self.explored,) if self._switch.target is self._reference and not self.over else ()
-
     def turn(self) -> None:
         """Race while the exploration does."""
         self._switch.to(self._steps[1] if self.explored.engaged else self._reference)
