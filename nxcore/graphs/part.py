@@ -84,9 +84,6 @@ class Part:
     settled = SETTLED
     """Calls before a capture where every problem is decided."""
 
-    gives_up = True
-    """Whether a capture is given up where its run has found problems that are measured beside the program."""
-
     def __init__(
         self,
         run: Run,
@@ -259,10 +256,6 @@ class Part:
             return met >= first_try and not default().learning
         return met >= first_try and (met == MET or (met - first_try) % AGAIN == 0)
 
-    def _delays(self) -> bool:
-        """Return whether a capture has to wait for what is being learnt."""
-        return default().learning
-
     def _ran(self, _key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Return the result of a call that isn't replayed."""
         return self.run(module, *tensors)
@@ -273,7 +266,7 @@ class Part:
             self._refusal = f"{LIMIT} captures were made, for other signatures or in place of invalid ones"
         elif (recorder := self._record(tensors[0].device)) is None:  # a watch waits for no capture then
             self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
-        elif self._delays():
+        elif default().learning:
             return "its problems are still in exploration"
         elif not MAKING.acquire(blocking=False):
             return "another thread is making a capture"
@@ -282,8 +275,7 @@ class Part:
             try:
                 patient = self._patience > 0
                 default().chooser.spare(tensors[0].device, first=self._patience == PATIENCE)
-                finds = Purpose.FIND if self.gives_up else Purpose.CAPTURE
-                run = deciding(finds if patient else Purpose.DECIDE)
+                run = deciding(Purpose.FIND if patient else Purpose.DECIDE)
                 with torch.enable_grad(), run, autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
             except UnmeasuredError as error:

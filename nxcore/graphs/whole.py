@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,8 +63,6 @@ class Whole(Part):
 
     whole = True
     settled = 2
-    copied = math.inf
-    """Calls after which the first one of a signature is no longer prepared for too little memory."""
 
     def __init__(
         self,
@@ -142,14 +139,13 @@ class Whole(Part):
         recorder = self._record(device)
         self._dice = None if recorder is None else recorder.dice()
         first = met < self.settled
-        if self.gives_up and not met and recorder is not None:
+        if not met and recorder is not None:
             default().chooser.expect(tensors[0])
         waits = (first or self._waits) and self._roomy and PREFERENCE.get()._replace(policy="") == NOTHING
         if self._refusal or not waits or recorder is None or self._dice is None:
             return super()._ran(key, module, tensors)
         # Copies take a network's call some percent: the first calls have shown that torch has the memory.
-        copied = first and self._calls <= self.copied
-        buffers = [(b, b.detach().clone()) for b in module.buffers()] if copied else []
+        buffers = [(b, b.detach().clone()) for b in module.buffers()] if first else []
         before = _allocated(device)
         try:
             with (
@@ -157,21 +153,18 @@ class Whole(Part):
                 contextlib.nullcontext() if first else self._plain_of(module),
             ):
                 found = super()._ran(key, module, tensors)
-            if not copied or _fits(device, before):
-                self._torchs = self._exactly(module, tensors, found)
+            if not first or _fits(device, before):
+                # What torch computed is compared with a capture's result, unless other kernels round more.
+                self._torchs = found.detach() if _exact(found) else None
                 return found
         except torch.OutOfMemoryError:
-            if not copied:
+            if not first:
                 raise
         found, self._roomy = None, False
         recorder.put_back(self._dice)
         for held, value in buffers:
             held.data.copy_(value)
         return super()._ran(key, module, tensors)
-
-    def _exactly(self, _module: nn.Module, _tensors: Sequence[Tensor], found: Any) -> Tensor | None:
-        """Return a result of torch's that a capture is compared with; None if other kernels round more."""
-        return found.detach() if _exact(found) else None
 
     def _plain_of(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Return the context of ``plainly``, made once."""

@@ -16,8 +16,8 @@ from nxcore.graphs.whole import Whole
 from nxcore.nas.taking import TAKING, Folded, folded
 from nxcore.nas.watch import LEFT, PART
 from nxcore.nn import Part, watching
+from nxcore.nn import whole as of_models
 from nxcore.nn.exchange import PATCHED, Plain, become, patched
-from nxcore.nn.whole import ModelWhole, whole_for
 
 TAKEN = "_nxcore_whole"
 """The attribute of a network's class that replaces another one's ``forward``: that other class."""
@@ -44,15 +44,16 @@ def take(model: nn.Module) -> None:
         part.outer = whole
 
 
-def later(model: nn.Module) -> ModelWhole | None:
+def later(model: nn.Module) -> of_models.ModelWhole | None:
     """Return what replays the calls of a network without parts, once its lists are taken or left."""
-    if hasattr(type(model), TAKEN) or any(map(_part, model.modules())):
+    if hasattr(type(model), TAKEN) or next(of_models.parts_of(model), None) or not of_models.available():
         return None
-    found = whole_for(model, _unsettled)
-    if isinstance(found, str):
-        LEFT[model] = f"its steps are not replayed: {found}"
+    try:
+        of_models.names_of(model)
+    except Unclear as why:
+        LEFT[model] = f"its steps are not replayed: {why}"
         return None
-    return found
+    return of_models.ModelWhole(model, of_models.recorder_for, _unsettled)
 
 
 def _unsettled(model: nn.Module) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +24,6 @@ SPARE = 0.5
 """The free memory that a block needs, as a share of the most that was allocated so far."""
 
 
-class Clock(Protocol):
-    """Marks in the work of a device."""
-
-    def mark(self) -> Any:
-        """Return a mark behind all work so far."""
-
-    def passed(self, mark: Any) -> bool:
-        """Return whether the work before ``mark`` is done; wait for nothing."""
-
-    def seconds(self, first: Any, second: Any) -> float:
-        """Return the seconds between two marks that have passed."""
-
-    def wall(self, mark: Any) -> float:
-        """Return when the host made ``mark``, in seconds."""
-
-    def room(self, pool: int = 0) -> bool:
-        """Return whether there is memory for a block, where so many bytes are a pool's of captures."""
-
-
 class Wall:
     """The clock of the CPU, where the work is done when a call returns.
 
@@ -54,9 +35,10 @@ class Wall:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.mark = now
+        """Returns a mark behind all work so far."""
 
     def passed(self, mark: float) -> bool:
-        """Return True, since no mark is in the future."""
+        """Return whether the work before ``mark`` is done: no mark is in the future."""
         return mark <= self.mark()
 
     def seconds(self, first: float, second: float) -> float:
@@ -109,6 +91,9 @@ class Events:
         free, _ = torch.cuda.mem_get_info(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
         return free + torch.cuda.memory_reserved(self.device) - pool - peak >= SPARE * peak
+
+
+Clock = Wall | Events
 
 
 def clock_for(model: nn.Module, given: Any, now: Callable[[], float]) -> Clock:

@@ -15,6 +15,7 @@ from nxcore.graphs.hooks import saving
 from nxcore.graphs.late import LATE
 from nxcore.graphs.raw import leaves
 from nxcore.nn.served import Served, by_kernel, is_compiling, left, with_rest
+from nxcore.program.passes import operators
 
 # Looked up once, not in every call.
 _add = session.default().op("add")
@@ -194,15 +195,11 @@ def track(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
     running_mean, running_var = buffers.get("running_mean"), buffers.get("running_var")
     if not norm.track_running_stats or running_mean is None or running_var is None:
         return
-    if mean.dtype is not running_mean.dtype:  # where the module has half precision
-        mean, var = mean.to(running_mean.dtype), var.to(running_var.dtype)
     waiting = None if is_compiling() else LATE.get()
     if waiting is not None:
-        waiting.add(norm, mean, var, norm.momentum or 0.0)
+        waiting.add(norm, mean.to(running_mean.dtype), var.to(running_var.dtype), norm.momentum or 0.0)
         return
-    # Both in one launch. A call that torch served has saved them, and its backward pass, which reads neither,
-    # would take the update for an error. Torch's own kernel updates them unseen too.
-    torch._foreach_lerp_([running_mean.data, running_var.data], [mean, var], norm.momentum or 0.0)
+    operators.track((running_mean, running_var), mean, var, norm.momentum or 0.0)
     if (batches := buffers.get("num_batches_tracked")) is not None:
         batches.add_(1)
 

@@ -83,6 +83,8 @@ class Steps:
         Returns seconds.
     whole : ModelWhole or ModelProgram, optional
         What replays the model's calls in training.
+    ended : str, optional
+        Why no step is compared.
     """
 
     def __init__(
@@ -91,8 +93,9 @@ class Steps:
         session: Session,
         now: Callable[[], float] = time.perf_counter,
         whole: ModelWhole | ModelProgram | None = None,
+        ended: str = "",
     ) -> None:
-        self.ended = ""
+        self.ended = ended
         self._of, self._now = weakref.ref(model), now
         self._session, self._chooser = session, session.chooser
         self.whole, self._replays = whole, _replays(whole)

@@ -9,8 +9,10 @@ from nxcore.nn import exchange
 from nxcore.nn.groups import Groups
 from nxcore.nn.programs import ModelProgram
 from nxcore.nn.steps import Steps
-from nxcore.nn.whole import Calls, ModelWhole
+from nxcore.nn.whole import ModelWhole
 from nxcore.session import Session, default
+
+UNWATCHED = "its watch is switched off"
 
 
 def watch(
@@ -25,11 +27,9 @@ def watch(
     Steps aren't compared unless it ``compares``; ``whole`` replays them in any case.
     """
     session = session or default()
-    if not (session.settings.watch and compares) or next(model.children(), None) is None:
-        if whole is not None:
-            exchange.hold(model, Calls(whole))
-    elif Groups(whole).present(model, resting=True) or whole is not None:
-        exchange.hold(model, Steps(model, session, whole=whole))
+    compares = session.settings.watch and compares and next(model.children(), None) is not None
+    if whole is not None or (compares and Groups().present(model, resting=True)):
+        exchange.hold(model, Steps(model, session, whole=whole, ended="" if compares else UNWATCHED))
 
 
 def unwatch(model: nn.Module) -> None:
@@ -38,8 +38,6 @@ def unwatch(model: nn.Module) -> None:
         held = exchange.watch_within(module)
         if isinstance(held, Steps):
             held.end()
-        elif held is not None:
-            held.whole.end("the watch was taken away")
         if exchange.with_watch(module):
             exchange.release(module)
 
@@ -59,7 +57,7 @@ def comparing(model: nn.Module) -> bool:
 def report(model: nn.Module) -> list[str]:
     """Return what the watch over ``model`` found; the modules are as between blocks."""
     held = exchange.watch_within(model)
-    if isinstance(held, Steps):
-        held.pause()
-        return held.report
-    return [] if held is None else list(held.whole.report)
+    if not isinstance(held, Steps):
+        return []
+    held.pause()
+    return held.report

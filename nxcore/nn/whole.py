@@ -64,8 +64,8 @@ class ModelWhole(Whole):
     def __init__(
         self,
         model: nn.Module,
-        record: Callable[[torch.device], Recorder | None] = recorder_of,
-        unsettled: Callable[[nn.Module], str] = lambda _: "",
+        record: Callable[[torch.device], Recorder | None],
+        unsettled: Callable[[nn.Module], str],
     ) -> None:
         super().__init__(_run, names_of, record)
         self.resting, self.pool, self._unsettled = False, 0, unsettled
@@ -114,43 +114,6 @@ class ModelWhole(Whole):
             return Capture(self.run, module, tensors, *given, counts_as=_counts_as)
         finally:
             self.pool += max(0, kept(tensors[0].device) - before)
-
-
-class Calls:
-    """A watch that compares nothing: a model's calls are replayed, no more.
-
-    Parameters
-    ----------
-    whole : ModelWhole or ModelProgram
-        What replays them.
-    """
-
-    def __init__(self, whole: Any) -> None:
-        self.whole = whole
-
-    def run(
-        self, _model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Return ``call(*args, **kwargs)``."""
-        return call(*args, **kwargs)
-
-
-def whole_for(
-    model: nn.Module, unsettled: Callable[[nn.Module], str] = lambda _: ""
-) -> ModelWhole | str | None:
-    """Return what replays the calls of a search network; or why nothing does. None where there are no graphs.
-
-    ``unsettled`` is as of ``ModelWhole``.
-    """
-    if not available():
-        return None
-    if next(parts_of(model), None) is not None:
-        return "parts of it may be"
-    try:
-        names_of(model)
-    except Unclear as why:
-        return str(why)
-    return ModelWhole(model, recorder_of, unsettled)
 
 
 def parts_of(model: nn.Module) -> Iterator[Part]:

@@ -50,7 +50,10 @@ def activation(name: str, x: Tensor, *numbers: Any) -> Tensor | None:
 
 
 def track(running: tuple[Tensor | None, Tensor | None], mean: Tensor, var: Tensor, momentum: float) -> None:
-    """Update running statistics by those of a batch, unseen by autograd as torch's own kernel does."""
+    """Update running statistics by those of a batch, unseen by autograd as torch's own kernel does.
+
+    A call that torch served has saved them, and its backward pass would take the update for an error.
+    """
     held_mean, held_var = running
     if held_mean is None or held_var is None:
         return
