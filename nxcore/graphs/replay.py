@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from nxcore.graphs.buffers import untouched
-from nxcore.graphs.recorder import Ticket
-from nxcore.graphs.snapshot import Inside
+
+if TYPE_CHECKING:
+    from nxcore.graphs.capture import Capture
 
 Run = Callable[..., Any]
-
-
-class Replayed(Protocol):
-    """A capture, as a node sees it."""
-
-    run: Any
-    inside: Inside
-    lock: Any
-    count: int
-    start: Tensor | None
-
-    def refuses(self, needs: tuple[bool, ...]) -> bool:
-        """Return whether a replay was begun though parameters need other gradients; undo it."""
-
-    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the result."""
-
-    def backward(self, grad: Tensor) -> list[Tensor | None]:
-        """Return the gradients of tensors and parameters."""
-
-    def enter(self) -> tuple[int, Ticket]:
-        """Return the number of a new replay, and its ticket."""
-
-    def keeps(self, number: int) -> bool:
-        """Return whether the values saved by that replay are intact."""
-
-    def again(self, dice: Tensor | None) -> contextlib.AbstractContextManager[None]:
-        """Let a run be under the autocast of a replay that began with ``dice``, and draw what that drew."""
 
 
 class _Replay(torch.autograd.Function):
     """A captured call and its backward pass, which runs again where the capture can't serve it."""
 
     @staticmethod
-    def forward(ctx: Any, capture: Replayed, module: nn.Module, *tensors: Tensor) -> Tensor | None:
+    def forward(ctx: Any, capture: Capture, module: nn.Module, *tensors: Tensor) -> Tensor | None:
         if capture.refuses(ctx.needs_input_grad[2:]):  # which is cheaper than to look at all parameters
             return None
         ctx.set_materialize_grads(False)
@@ -63,7 +35,7 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, *(None for _ in ctx.needs_input_grad[2:])
-        capture: Replayed = ctx.capture
+        capture: Capture = ctx.capture
         with capture.lock:
             if replayable(grad) and capture.keeps(ctx.number):
                 found = capture.backward(grad)
@@ -80,7 +52,7 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     """Run again on the saved tensors: for a second backward pass, or a second derivative."""
     tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
     further = torch.is_grad_enabled()
-    capture: Replayed = ctx.capture
+    capture: Capture = ctx.capture
     wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
     with torch.enable_grad(), untouched(capture.inside.buffers), capture.again(ctx.start):
         out = capture.run(ctx.module, *tensors[: capture.count])

@@ -89,7 +89,7 @@ class Pair:
 
         def chosen(*phases: Phase, timed: bool = True) -> list[Timed]:
             found = [s for s in self.steps if s.phase in phases and s.timed is timed]
-            return [Timed(s.key, seconds(s.began, s.ended)) for s in found]
+            return [(s.key, seconds(s.began, s.ended)) for s in found]
 
         return paired(chosen("before", "after"), chosen("within"), chosen("within", timed=False))
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from nxcore.nn.trial import LOSS, Trial
+from nxcore.session import Session
 
 SETTLED_S, PATIENCE_S = 1.0, 30.0
 """Seconds before a trial without a new choice, where nothing is being learnt; and before a capture, without
@@ -30,24 +30,12 @@ HELD_S, LONGEST_S = 10.0, 160.0
 """Seconds of the first pause of learning, each of which is twice as long as the one before, and the most."""
 
 
-class Chooses(Protocol):
-    """The session of a watch."""
-
-    @property
-    def learning(self) -> bool:
-        """Whether any problem is in exploration."""
-
-    @property
-    def chooser(self) -> Any:
-        """Counts the choices, and has the pace of learning and the survey."""
-
-
 class Patience:
     """Looks at the choices of a session, and holds its learning.
 
     Parameters
     ----------
-    session : Chooses
+    session : Session
         The session.
 
     Attributes
@@ -58,7 +46,7 @@ class Patience:
         When to look again.
     """
 
-    def __init__(self, session: Chooses) -> None:
+    def __init__(self, session: Session) -> None:
         self._session, self.began, self.poll = session, -math.inf, -math.inf
         self._made, self._since = -1, 0.0
         self._signs, self._heard = (-1, -1), 0.0

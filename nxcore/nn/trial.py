@@ -31,20 +31,8 @@ Verdict = Literal["present", "other", "unclear", ""]
 """The faster set; ``unclear`` after the last look, and empty as long as more pairs are needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One step.
-
-    Attributes
-    ----------
-    key : hashable
-        Equal for alike steps.
-    seconds : float
-        From the beginning of the model's call to that of the next.
-    """
-
-    key: Hashable
-    seconds: float
+Timed = tuple[Hashable, float]
+"""What is equal for alike steps, and the seconds of one: from the model's call to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +55,12 @@ class Found:
 def paired(present: Sequence[Timed], other: Sequence[Timed], uncompared: Sequence[Timed] = ()) -> Found:
     """Compare a block of ``other`` steps with the ``present`` ones around it."""
     known: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for step in present:
-        known[step.key].append(step.seconds)
-    alike = [(step.seconds, statistics.fmean(known[step.key])) for step in other if step.key in known]
+    for key, seconds in present:
+        known[key].append(seconds)
+    alike = [(seconds, statistics.fmean(known[key])) for key, seconds in other if key in known]
     theirs, ours = (sum(column) for column in zip(*alike, strict=True)) if alike else (0.0, 0.0)
-    usual = statistics.fmean(step.seconds for step in present)
-    extra = sum(step.seconds - usual for step in (*other, *uncompared))
+    usual = statistics.fmean(seconds for _, seconds in present)
+    extra = sum(seconds - usual for _, seconds in (*other, *uncompared))
     return Found(theirs / ours if ours > 0 and theirs > 0 else None, extra)
 
 

@@ -13,7 +13,7 @@ NONE, ALL = frozenset(), frozenset({"BatchNorm2d", "Conv2d"})
 
 
 def steps(*seconds: float, key: object = "") -> list[Timed]:
-    return [Timed(key, s) for s in seconds]
+    return [(key, s) for s in seconds]
 
 
 def fed(ratios: list[float], trial: Trial | None = None) -> Trial:
