@@ -32,7 +32,7 @@ Verdict = Literal["present", "other", "unclear", ""]
 
 
 Timed = tuple[Hashable, float]
-"""What is equal for alike steps, and the seconds of one: from the model's call to the next."""
+"""A key that is equal for alike steps, and the seconds of one: from the model's call to the next."""
 
 
 @dataclass(frozen=True, slots=True)
