@@ -1,7 +1,7 @@
 """Rounding: by how much a call differs from itself where its numbers have other last digits.
 
 A deep network in half precision multiplies what its first layers round. So two right ways to compute it may
-differ by more than any fixed bound. What the program's own rounding makes is measured instead.
+differ by more than any fixed bound. The difference that rounding alone makes is measured instead.
 """
 
 from __future__ import annotations
