@@ -8,10 +8,12 @@ rule.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -241,12 +243,19 @@ def check(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> None
     torch.testing._internal.optests.OpCheckError
         If ``call`` is wrong. The class isn't public, and its import takes a second.
     """
-    shell = Shell(spec, lambda args, _: call(*args), "nxcore_opcheck")
     parts = ("test_schema", "test_faketensor")  # gradients and traces don't depend on the kernel
-    try:
+    with contextlib.closing(Shell(spec, lambda args, _: call(*args), "nxcore_opcheck")) as shell:
         torch.library.opcheck(shell.overload, (), shell.signature.given(args), test_utils=parts)
-    finally:
-        shell.close()
+
+
+def compiled(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Return the result of ``call`` as a node of a graph of ``torch.compile``; may raise ``Unfit``."""
+    with contextlib.closing(Shell(spec, lambda args, _: call(*args), "nxcore_opcheck")) as shell:
+        # Dynamo compiles one code for a few callers alone.
+        code = (lambda: shell(args)).__code__.replace()
+        own: Callable[[], Any] = FunctionType(code, globals(), closure=(CellType(args), CellType(shell)))
+        graph: Callable[[], Any] = torch.compile(own, backend="eager", fullgraph=True, dynamic=False)
+        return graph()
 
 
 def of(name: str) -> Shell | None:

@@ -1,11 +1,12 @@
-"""The rule of torch's own check of an operator."""
+"""The rules of torch's compiler: its own check of an operator, and a graph of one."""
 
 from __future__ import annotations
 
-from nxcore.interop.library import check
+from nxcore.interop.library import check, compiled
 from nxcore.interop.schema import Unfit
 from nxcore.testing.cell import Broken, Cell, Inapplicable
-from nxcore.trust.truth import without_out
+from nxcore.trust.gate import brief
+from nxcore.trust.truth import Truth, without_out
 
 
 def passes_opcheck(cell: Cell) -> None:
@@ -20,3 +21,18 @@ def passes_opcheck(cell: Cell) -> None:
         raise Broken(
             "passes_opcheck", f"sample {one.sample.name if one.sample else None}: {str(error)[:400]}"
         ) from error
+
+
+def agrees_when_compiled(cell: Cell) -> None:
+    """Agree with the reference as a node of a graph of ``torch.compile``."""
+    if cell.machine.simulated:
+        raise Inapplicable("simulated: it is checked where it is compiled")
+    one = cell.smallest()
+    args = without_out(one.spec, one.build())
+    try:
+        result = compiled(one.spec, one.plan(args), args)
+    except Unfit as error:
+        raise Inapplicable(f"torch has no schema for {one.spec.name}: {error}") from error
+    except Exception as error:
+        raise Broken("agrees_when_compiled", f"raised {brief(error)}") from error
+    one.judge("agrees_when_compiled", Truth.of(one.spec, args), result)

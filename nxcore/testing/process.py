@@ -1,13 +1,18 @@
-"""The rule on what surrounds a kernel: it leaves settings of the process and thread as they are."""
+"""The rules on the process: a kernel leaves its settings as they are, and is right in a forked child."""
 
 from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
 
 import torch
 
 from nxcore.spec.exits import RAISED, blamed
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable
 from nxcore.trust.state import UNCHANGED, State, disturbance
-from nxcore.trust.truth import without_out
+from nxcore.trust.truth import Truth, without_out
 
 
 def leaves_the_process_alone(cell: Cell) -> None:
@@ -36,3 +41,38 @@ def leaves_the_process_alone(cell: Cell) -> None:
         why = disturbance(before, one.device, run, lambda: one.spec.reference(*inputs))
     if why:
         raise Broken("leaves_the_process_alone", f"{UNCHANGED}: {why}")
+
+
+def agrees_in_a_forked_child(cell: Cell) -> None:
+    """Agree with the reference in a forked child of a process that has called it, as a DataLoader's workers.
+
+    On the CPU alone: CUDA has no forks.
+    """
+    if not hasattr(os, "fork") or cell.device.type != "cpu" or cell.machine.simulated:
+        raise Inapplicable("a fork is for compiled kernels on the CPU, where the system has it")
+    if cell.backend.on_request:  # threads of inductor's and JAX's don't outlive a fork
+        raise Inapplicable(f"only on request: {cell.backend.on_request}")
+    one = cell.smallest()
+    args = without_out(one.spec, one.build())
+    call, truth = one.plan(args), Truth.of(one.spec, args)
+    if not truth.judge(call(*args)).ok:
+        raise Inapplicable("it is wrong in this process too")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a process with other threads
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            torch.set_num_threads(1)  # as a DataLoader's worker does: a pool of threads isn't forked
+            status = 0 if truth.judge(call(*args)).ok else 2
+        finally:  # nothing of the parent's may run here
+            os._exit(status)
+    ends, done = time.monotonic() + 60, (0, 0)
+    while not done[0] and time.monotonic() < ends:
+        time.sleep(1e-3)
+        done = os.waitpid(child, os.WNOHANG)
+    if not done[0]:
+        os.kill(child, signal.SIGKILL)
+        done = os.waitpid(child, 0)
+    if status := os.waitstatus_to_exitcode(done[1]):
+        raise Broken("agrees_in_a_forked_child", f"the child ended with status {status} (2: it was wrong)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -104,19 +104,8 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data."""
-        return {
-            "op": self.op,
-            "kernel": self.kernel,
-            "dtype": self.dtype,
-            "device": self.device,
-            "outcome": self.outcome,
-            "samples": self.samples,
-            "error": self.error,
-            "reason": self.reason,
-            "broken": [asdict(f) for f in self.broken],
-            "declined": dict(self.declined),
-            "microseconds": self.microseconds,
-        }
+        plain = {"broken": [asdict(f) for f in self.broken], "declined": dict(self.declined)}
+        return {f.name: plain.get(f.name, getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:

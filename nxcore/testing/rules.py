@@ -20,8 +20,8 @@ from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, modest
 from nxcore.testing.memory import in_form
-from nxcore.testing.opcheck import passes_opcheck
-from nxcore.testing.process import leaves_the_process_alone
+from nxcore.testing.opcheck import agrees_when_compiled, passes_opcheck
+from nxcore.testing.process import agrees_in_a_forked_child, leaves_the_process_alone
 from nxcore.trust.memory import Guarded, Walls, bits, poison, same
 from nxcore.trust.state import UNCHANGED
 from nxcore.trust.truth import Truth, agreement, without_out
@@ -29,8 +29,7 @@ from nxcore.trust.truth import Truth, agreement, without_out
 Rule = Callable[[Cell], float | None]
 
 REPEATS, PATIENCE, PROMPT_MS, WAITING_MS = 10, 2.0, 5.0, 100.0
-"""The last two bound a repeated call: milliseconds of this thread's own time, and in all. Compiling or
-planning takes longer than the first. The second is larger, because a busy machine keeps threads waiting."""
+"""The last two bound a repeated call: milliseconds of this thread's own time, and in all."""
 
 
 def agrees_with_float64(cell: Cell) -> float:
@@ -123,12 +122,11 @@ def repeats_itself(cell: Cell) -> None:
     if not cell.kernel.deterministic:
         raise Declined("doesn't claim to be deterministic")
     simulated = cell.machine.simulated  # a simulator runs its threads in one order
-    repeats = 1 if simulated else REPEATS
     for one in [cell.smallest()] if simulated else cell.taken():
         args = one.build()
         call = one.plan(args)
         first = bits(leaves(call(*args)))
-        if not all(same(first, bits(leaves(call(*args)))) for _ in range(repeats)):
+        if not all(same(first, bits(leaves(call(*args)))) for _ in range(1 if simulated else REPEATS)):
             raise Broken("repeats_itself", f"{_sample(one)}: the bits of two runs differ")
 
 
@@ -376,6 +374,8 @@ OF_A_KERNEL: tuple[Rule, ...] = (
     reaches_its_precision,
     returns_promptly,
     passes_opcheck,
+    agrees_when_compiled,
+    agrees_in_a_forked_child,
 )
 """Rules checked once for each kernel, since the dtype makes no difference."""
 

@@ -46,13 +46,6 @@ def vmap(f: Function, xs: tuple[Tensor, ...]) -> Any:
     return torch.func.vmap(f)(*(torch.stack([x, x.flip(0) if x.ndim else x]) for x in xs))
 
 
-def batched_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Differentiate for several gradients of the output at once."""
-    y = f(*xs)
-    grads = torch.stack([_numbers(y, row) for row in range(ROWS)])
-    return torch.autograd.grad(y, xs, grads, is_grads_batched=True, allow_unused=True)
-
-
 def differentiable_batched_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
     """Differentiate a batched gradient again."""
     y = f(*xs)
@@ -73,40 +66,16 @@ def mapped_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
     return torch.func.vmap(back)(grads)
 
 
-def jacobian(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Differentiate some elements of the output, by a vectorized Jacobian."""
-    return torch.autograd.functional.jacobian(lambda *xs: f(*xs).flatten()[:ROWS], xs, vectorize=True)
-
-
 def jacrev(f: Function, xs: tuple[Tensor, ...]) -> Any:
     """Differentiate some elements of the output, by ``torch.func``."""
     every = tuple(range(len(xs)))
     return torch.func.jacrev(lambda *xs: f(*xs).flatten()[:ROWS], argnums=every)(*xs)
 
 
-def hessian(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Differentiate twice, along two directions, because a full Hessian has too many rows."""
-
-    def along(t: Tensor) -> Tensor:
-        return f(*(x + t[0] * a + t[1] * b for x, a, b in zip(xs, _like(xs), _like(xs, 7), strict=True)))
-
-    zero = torch.zeros(2, device=xs[0].device)
-    both = (vectorize for vectorize in (False, True))
-    return [torch.autograd.functional.hessian(lambda t: _loss(along(t)), zero, vectorize=v) for v in both]
-
-
-def traced(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Trace by ``torch.jit.trace``, and run on other numbers."""
-
-    def named(*given: Tensor) -> Tensor:  # torch.jit.trace needs a function with a name
-        return f(*given)
-
-    return _traced(named, xs)(*_others(xs))
-
-
 def traced_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
     """Trace forward and backward by ``torch.jit.trace``, and run on other numbers."""
-    return _traced(lambda *xs: _gradient(f, *xs), xs)(*_others(xs))
+    traced = torch.jit.trace(lambda *xs: _gradient(f, *xs), xs, check_trace=False)
+    return traced(*_others(xs))
 
 
 def graph(f: Function, xs: tuple[Tensor, ...]) -> Any:
@@ -123,13 +92,9 @@ def exported(f: Function, xs: tuple[Tensor, ...]) -> Any:
 TRANSFORMS: tuple[Transform, ...] = (
     jvp,
     vmap,
-    batched_gradient,
     differentiable_batched_gradient,
     mapped_gradient,
-    jacobian,
     jacrev,
-    hessian,
-    traced,
     traced_gradient,
     graph,
     exported,
@@ -178,10 +143,6 @@ class _Module(torch.nn.Module):
 
     def forward(self, *xs: Tensor) -> Tensor:
         return self.f(*xs)
-
-
-def _traced(function: Callable[..., Any], xs: tuple[Tensor, ...]) -> Any:
-    return torch.jit.trace(function, xs, check_trace=False)
 
 
 def _gradient(f: Function, *xs: Tensor) -> tuple[Tensor, ...]:

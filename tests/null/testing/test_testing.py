@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import sys
 import time
 from dataclasses import replace
 
@@ -22,7 +24,7 @@ from tests.table import for_each
 
 pytest_plugins = "pytester"
 
-F32 = (torch.float32,)
+OWN, F32 = os.getpid(), (torch.float32,)
 VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 HELD = {rule.__name__ for rule in (*rules.OF_A_SAMPLE, *rules.OF_A_TYPE, *rules.OF_A_KERNEL)}
 
@@ -173,6 +175,21 @@ def changes_its_mind():
     return lambda problem: no("not now") if next(count) % 3 == 2 else YES
 
 
+def wrong(when):
+    def call(*args):
+        right = SPECS["sum"].reference(*args)
+        return right + 1 if when() else right
+
+    return call
+
+
+def when_compiled():
+    frame = sys._getframe()
+    while frame and "torch/_dynamo" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
 BREAKS = {
     "agrees_with_float64": lambda: hostile("add", drops_alpha),
     "leaves_inputs_alone": lambda: hostile("add", writes_into_an_input),
@@ -197,6 +214,8 @@ BREAKS = {
     "leaves_the_process_alone": lambda: hostile(
         "sum", leaving(SPECS["sum"].reference, EFFECTS["os.getcwd()"])
     ),
+    "agrees_when_compiled": lambda: hostile("sum", wrong(when_compiled)),
+    "agrees_in_a_forked_child": lambda: hostile("sum", wrong(lambda: os.getpid() != OWN)),
 }
 ONLY = {  # what a kernel is wrong in, and nothing else
     "writes_into_out",
@@ -210,6 +229,8 @@ ONLY = {  # what a kernel is wrong in, and nothing else
     "takes_tensors_that_need_gradients",
     "writes_in_place",
     "returns_promptly",
+    "agrees_when_compiled",
+    "agrees_in_a_forked_child",
 }
 
 
