@@ -14,9 +14,6 @@ from nxcore.spec.problem import leaves
 WALL = 4096
 """Elements, or bytes of a guard, on either side: a multiple of every vector load's alignment."""
 
-ALIGNED = 256
-"""The elements of which a tensor's place between walls is a multiple, besides those of a wall."""
-
 PATTERN = 0xA5
 """The value of every byte of a guard."""
 
@@ -88,7 +85,7 @@ def _walled(tensors: Sequence[Tensor], wall: int, value: float) -> tuple[list[Te
     """Return copies between walls, their memory, and what that holds."""
     starts = [wall]
     for t in tensors:
-        starts.append(-(-(starts[-1] + span(t)) // ALIGNED) * ALIGNED + wall)
+        starts.append(-(-(starts[-1] + span(t)) // WALL) * WALL + wall)
     memory = tensors[0].new_empty(starts.pop())
     poison(memory, value)
     placed = list(zip(tensors, starts, strict=True))

@@ -197,7 +197,7 @@ class Truth:
         for group in self._tame:
             error = (_beside(result, group.places).double() - group.exact).abs()
             outside = (error <= group.bound).logical_not().double()
-            wanted += [*_norms(error, group.sizes), *_norms(outside, group.sizes)]
+            wanted += [*_norms(error, group.sizes, 2), *_norms(outside, group.sizes, 2)]
         rest = iter(numbers(wanted))
         for group in self._tame:
             errors, outsides = ([next(rest) for _ in group.sizes] for _ in range(2))
@@ -276,7 +276,7 @@ def _beside(tensors: Sequence[Tensor], places: Sequence[int]) -> Tensor:
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
-def _norms(values: Tensor, sizes: list[int], order: float = 2) -> tuple[Tensor, ...]:
+def _norms(values: Tensor, sizes: list[int], order: float) -> tuple[Tensor, ...]:
     """Return the norm of each part of a vector."""
     return torch._foreach_norm(values.split(sizes), order)  # noqa: SLF001  it has no public name
 
