@@ -24,7 +24,7 @@ from nxcore.choose import workers
 from nxcore.choose.families import Families
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
-from nxcore.choose.survey import adopt
+from nxcore.choose.survey import ROOM, adopt
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.turns import Turn
 from nxcore.interop import native
@@ -115,8 +115,7 @@ class Surveyor:
             self._look(task["index"]).join()
         with current(problem.device):
             choice = self.pruner.measured(problem, arguments(problem))
-        if problem.device.type == "cuda":
-            torch.cuda.empty_cache()  # the memory is the program's
+        free_much(problem.device)
         raced = self.pruner.families.recall.wisdom.read(problem) is not None
         return "" if raced else choice.decision.reason
 
@@ -143,6 +142,15 @@ class Surveyor:
             if (share := busy(index)) is not None:
                 known.append(share)
         self.busy = statistics.fmean(known) if known else None
+
+
+def free_much(device: torch.device) -> None:
+    """Give memory of a device back to the program, if it is more than a part of what it leaves.
+
+    To free and allocate memory for each problem waits for the device, which the program uses.
+    """
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > ROOM // 16:
+        torch.cuda.empty_cache()
 
 
 def _sampled(problem: Problem, name: str) -> Problem:

@@ -182,6 +182,15 @@ def test_without_memory_nothing_is_asked():
     assert (process.tasks, found.takes(PROBLEM)) == ([], False)
 
 
+def test_a_process_keeps_little_memory_between_problems_and_frees_more(cuda_answers):
+    freed = []
+    for held in (survey.ROOM // 16, survey.ROOM // 8):
+        cuda_answers(memory_reserved=lambda _, n=held: n, empty_cache=lambda n=held: freed.append(n))
+        worker.free_much(torch.device("cuda"))
+    worker.free_much(torch.device("cpu"))
+    assert freed == [survey.ROOM // 8]
+
+
 def test_the_program_keeps_most_of_the_free_memory(cuda_answers):
     x = torch.empty(2**26, device="meta")  # 256 MiB
     problem, looks = SimpleNamespace(device=torch.device("cuda"), tensors=[x, x]), []
