@@ -77,7 +77,7 @@ BUDGETS = (
     Budget(
         "lines of Python, nxcore/ and plugins/", 92_380, 78_000, lambda: lines("*.py", "nxcore", "plugins")
     ),
-    Budget("lines of Python, tests/", 67_470, 46_000, lambda: lines("*.py", "tests")),
+    Budget("lines of Python, tests/", 67_340, 46_000, lambda: lines("*.py", "tests")),
     Budget("lines of Python, benchmarks/", 6_000, 6_000, lambda: lines("*.py", "benchmarks")),
     Budget("lines of pages, docs/", 9_500, 9_500, lambda: lines("*.md", "docs")),
     Budget("records", 90, 90, lambda: len([*files("*", "benchmarks/results")])),

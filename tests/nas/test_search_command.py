@@ -8,13 +8,13 @@ import sys
 from xml.etree import ElementTree as ET
 
 import pytest
-from typer.testing import CliRunner
 
 from nxcore import nas
-from nxcore.cli import app, epochs
+from nxcore.cli import epochs
 from nxcore.errors import InvalidInputError
 from nxcore.nas import Genotype, Trainer, picture
 from tests.nas.test_trainer import LEAST, images, same, without_time
+from tests.null.cli.commands import command
 from tests.stand_ins import stand_in
 from tests.table import for_each
 
@@ -37,11 +37,7 @@ def _least(monkeypatch):
 
 
 def run(*words, status=0):
-    done = CliRunner().invoke(app, ["search", *map(str, words)])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done.output
+    return command("search", *words, status=status).output
 
 
 def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path, trainer_has):

@@ -11,14 +11,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from nxcore.cli import app
 from nxcore.errors import InvalidInputError, NxcoreError
 from nxcore.report import page
 from nxcore.report.figures import joined
 from nxcore.report.markdown import markdown
 from nxcore.report.records import read
+from tests.null.cli.commands import command
 from tests.report.lines import HEAD, record, row, write
 from tests.stand_ins import stand_in
 from tests.strict import strict
@@ -156,11 +155,7 @@ def test_markdown_keeps_a_border_in_a_reason_out_of_the_table(tmp_path):
 
 
 def run(*words, status=0):
-    done = CliRunner().invoke(app, ["report", *map(str, words)])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done
+    return command("report", *words, status=status)
 
 
 @pytest.mark.usefixtures("without_plotly")

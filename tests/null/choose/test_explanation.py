@@ -8,13 +8,11 @@ import time
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from nxcore.choose import foreign
 from nxcore.choose.explanation import BY_RULE, Explanation, ago
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import MET
-from nxcore.cli import app
 from nxcore.cli.tables import described
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision, decide
@@ -24,6 +22,7 @@ from nxcore.store.files import Store
 from nxcore.store.pages import Page
 from nxcore.store.wisdom import digest, key
 from tests.null import fakes
+from tests.null.cli.commands import command
 from tests.null.fakes import SPECS
 from tests.table import for_each
 
@@ -265,11 +264,7 @@ def default(machine, as_default):
 
 
 def run(*words, status=0):
-    done = CliRunner().invoke(app, ["explain", *words])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done.stdout
+    return command("explain", *words, status=status).stdout
 
 
 def test_the_command_shows_age_and_what_would_change_it(default):

@@ -20,6 +20,7 @@ from nxcore.measure.ceilings import Ceilings
 from nxcore.spec.kernel import no
 from nxcore.spec.origin import installing
 from tests.null import fakes
+from tests.null.cli.commands import command
 
 SMALL = ("bench", "add", "--fast", "--sample", "small", "--device", "cpu")
 
@@ -36,11 +37,7 @@ def quick(monkeypatch, as_default):
 
 
 def run(*words: str, status: int = 0) -> str:
-    done = CliRunner().invoke(app, list(words))
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done.stdout
+    return command(*words, status=status).stdout
 
 
 def test_a_pipe_gets_a_line_a_row_and_the_summary():

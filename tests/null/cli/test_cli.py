@@ -11,11 +11,10 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 import nxcore
 from nxcore.bench import demo
-from nxcore.cli import app, main, render
+from nxcore.cli import main, render
 from nxcore.errors import InvalidInputError, NxcoreError, UnknownBackendError, UnknownOperatorError
 from nxcore.interop import native
 from nxcore.registry.registry import BackendStatus, Source
@@ -26,6 +25,7 @@ from nxcore.store.files import Store
 from nxcore.trust.suspect import Suspect
 from tests import fresh
 from tests.null import fakes
+from tests.null.cli.commands import command
 from tests.table import for_each
 
 SAD = Source("sad", "nxcore-sad 1.0")
@@ -46,10 +46,7 @@ def session(as_default):
 
 
 def run(*words: str, status: int = 0) -> str:
-    done = CliRunner().invoke(app, list(words))
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
+    done = command(*words, status=status)
     return done.stdout or done.stderr  # the latter may have a line on what takes long, too
 
 

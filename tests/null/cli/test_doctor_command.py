@@ -6,11 +6,10 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from nxcore.cli import app
 from nxcore.offline import compilers
 from tests.null import fakes
+from tests.null.cli.commands import command
 
 X = torch.ones(3)
 
@@ -25,9 +24,7 @@ def trace(as_default, tmp_path):
 
 
 def run(*words):
-    done = CliRunner().invoke(app, ["doctor", *map(str, words)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
+    return command("doctor", *words).output
 
 
 def row(*words):

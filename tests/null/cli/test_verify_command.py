@@ -8,13 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore.cli import app
-from nxcore.cli import operators as command
+from nxcore.cli import app, operators
 from nxcore.errors import UnknownOperatorError
 from nxcore.spec.kernel import no
 from nxcore.testing import Finding, Row
 from nxcore.testing.rules import OF_A_KERNEL, OF_A_TYPE
 from tests.null import fakes
+from tests.null.cli.commands import command
 
 HOW = {"dtypes": (torch.float32,), "deterministic": True}
 
@@ -35,11 +35,7 @@ def session(as_default):
 
 
 def run(*words, status=0):
-    done = CliRunner().invoke(app, ["verify", "--no-isolated", *words])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done
+    return command("verify", "--no-isolated", *words, status=status)
 
 
 def test_the_table_says_who_is_right_and_who_is_wrong():
@@ -76,7 +72,7 @@ def test_an_unknown_operator_names_the_nearest():
 
 def test_every_row_is_concluded(monkeypatch):
     seen = []
-    monkeypatch.setattr(command, "conclude", seen.extend)
+    monkeypatch.setattr(operators, "conclude", seen.extend)
     run(status=1)
     assert [row.outcome for row in seen] == ["verified", "wrong", "declined"]
 
@@ -117,9 +113,9 @@ def test_what_is_wrong_is_kept_from_calls_and_what_is_right_is_not(session):
 )
 def test_each_outcome_has_its_consequence(session, outcome, rules, kind):
     broken = tuple(Finding(rule, "why") for rule in rules)
-    command.conclude([Row("add", "fake", "float32", "cpu", outcome, reason="why", broken=broken)])
+    operators.conclude([Row("add", "fake", "float32", "cpu", outcome, reason="why", broken=broken)])
     assert [e.kind for e in session.gate.quarantine] == ([kind] if kind else [])
 
 
 def test_the_manners_are_rules_that_there_are():
-    assert {rule.__name__ for rule in (*OF_A_KERNEL, *OF_A_TYPE)} > command.MANNERS
+    assert {rule.__name__ for rule in (*OF_A_KERNEL, *OF_A_TYPE)} > operators.MANNERS

@@ -7,10 +7,8 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import nxcore
-from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
@@ -22,6 +20,7 @@ from nxcore.store import problems
 from nxcore.store.lock import Lock
 from nxcore.store.wisdom import digest, key
 from tests.null import fakes
+from tests.null.cli.commands import command
 from tests.null.fakes import SPECS
 from tests.table import for_each
 
@@ -195,9 +194,7 @@ def default(as_default):
 
 
 def run(*words):
-    done = CliRunner().invoke(app, ["tune", *words, "--json"])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
+    done = command("tune", *words, "--json")
     return json.loads(done.stdout)["rows"]
 
 

@@ -30,6 +30,7 @@ from nxcore.settings import Settings
 from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
 from tests.null import fakes
+from tests.null.cli.commands import command
 from tests.null.fakes import SPECS
 from tests.stand_ins import stand_in
 
@@ -77,11 +78,7 @@ class Machine:
         return found
 
     def tune(self, *words, status=0):
-        done = CliRunner().invoke(app, ["tune", "--device", "cpu", *words])
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == status, done.output
-        return done.stdout
+        return command("tune", "--device", "cpu", *words, status=status).stdout
 
     def rows(self, *words, status=0):
         return json.loads(self.tune(*words, "--json", status=status))

@@ -19,6 +19,7 @@ from nxcore.measure.cold import rotating, rotation
 from nxcore.offline.tiles import swept
 from nxcore.spec.kernel import Kernel, no, simulated
 from tests.null import fakes
+from tests.null.cli.commands import command
 from tests.null.fakes import SPECS
 
 ADD = SPECS["add"].reference
@@ -86,11 +87,7 @@ def test_the_command_prints_a_table_and_json(tiled, as_default):
     as_default(fakes.session(tiled[0]))
 
     def run(*words, status):
-        done = CliRunner().invoke(app, ["tune", "add", "--sample", "prime", "--device", "cpu", *words])
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == status, done.output
-        return done.stdout
+        return command("tune", "add", "--sample", "prime", "--device", "cpu", *words, status=status).stdout
 
     text = run("--tiles", "tiled", status=1)
     assert text.index("chosen") < text.index("20.0 us") < text.index("60.0 us")

@@ -6,10 +6,8 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from nxcore import session as sessions
-from nxcore.cli import app
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -17,6 +15,7 @@ from nxcore.store import transfer, wisdom
 from nxcore.store.files import Store
 from nxcore.store.lock import Lock
 from tests.null import fakes
+from tests.null.cli.commands import command
 
 X = torch.arange(12.0).view(3, 4)
 ENVIRONMENT = wisdom.digest(wisdom.environment(X.device))
@@ -43,11 +42,7 @@ def cli(tmp_path, as_default):
     as_default(session)
 
     def run(*words, status=0):
-        done = CliRunner().invoke(app, ["wisdom", *map(str, words)])
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == status, done.output
-        return done.output
+        return command("wisdom", *words, status=status).output
 
     return run
 

@@ -1,0 +1,17 @@
+"""A command of nxcore, run in this process."""
+
+from __future__ import annotations
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from nxcore.cli import app
+
+
+def command(*words: object, status: int = 0) -> Result:
+    """Run a command, which must end with a status; what it raises is raised."""
+    done = CliRunner().invoke(app, [*map(str, words)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done
