@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from nxcore import session as sessions
 from nxcore.choose import pairs
@@ -20,7 +19,7 @@ from nxcore.choose.process import Answer
 from nxcore.choose.prune import Pruner
 from nxcore.choose.shortlist import Shortlist
 from nxcore.choose.tuner import Tuner
-from nxcore.cli import app, interruption, tune
+from nxcore.cli import interruption, tune
 from nxcore.errors import InvalidInputError, UnknownOperatorError
 from nxcore.measure import race as racing
 from nxcore.measure.decision import Decision
