@@ -81,7 +81,7 @@ class ModelProgram:
         self._of, self._record = weakref.ref(model), record
         self._programs: list[Program] = []
         self._met: dict[Any, int] = {}
-        self._due: Any = None  # the signature of which graphs are to be made
+        self._due = set[Any]()  # the signatures of which graphs are to be made
         self._calls, self._made, self._missed = 0, 0, 0
         self._whole, self._pure, self._audits = True, True, Audits()
         self._tracing = 0  # the thread in whose call graphs are made
@@ -165,9 +165,10 @@ class ModelProgram:
             self._swept = True
             leave(self._programs[0].device)
         self._calls += 1
-        if self._due is not None or not self._programs:
+        if self._due or not self._programs:
             key = _key(module, args, kwargs)
-            if key == self._due:
+            if key in self._due:
+                self._due.discard(key)
                 return self._traced(module, call, args, kwargs)
             if not self._programs:
                 self._miss(key)
@@ -206,7 +207,8 @@ class ModelProgram:
         if len(self._met) > KEPT:
             self._met.clear()
         if self._made < MOST:
-            self._due = key if met >= MET and met * SELDOM >= self._calls else self._due
+            if met >= MET and met * SELDOM >= self._calls:
+                self._due.add(key)
         elif self._missed >= IN_VAIN:
             self.end(f"dynamo has made graphs for {MOST} signatures or states, and none is of its calls now")
 
@@ -214,7 +216,7 @@ class ModelProgram:
         self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Let dynamo make graphs of the call, and run it: by ``call``, unless graphs are of parts of it."""
-        self._due, self._made, host = None, self._made + 1, hosts()
+        self._made, host = self._made + 1, hosts()
         self._tracing = threading.get_ident()
         self.interrupted += 1
         self._broken, self._siblings = False, Siblings(module)
@@ -264,7 +266,7 @@ class ModelProgram:
         self._whole = self._whole and not apiece
         self._pure = self._pure and self._whole and not _changes(effects)
         if (model := self._of()) is not None:
-            met = [getattr(v, "value", None) for v in effects.id_to_variable.values()]
+            met = [vars(v).get("value") for v in effects.id_to_variable.values()]
             self._names += [Names(model, graph, met), self._siblings]
         made = programmed(graph, inputs, self._record, self._as_is, audits=not self._pure)
         if not isinstance(made, Program):
@@ -290,6 +292,7 @@ class ModelProgram:
 
     def _look(self) -> None:
         """Give the model back if nothing is replayed; record again once more is learnt."""
+        self._due.clear()  # those that came no more
         states = {replay.state for replay in self._replays}
         if states and states <= {State.PLAIN, State.REFUSED}:
             self.end(self.state.removeprefix("runs: "))

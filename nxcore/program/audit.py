@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -122,11 +124,29 @@ def audited(
     pair = _Pair(outs, others, places, wanted, judge)
     # untyped in torch
     served = iter(_Compared.apply(pair, *pair.plain))  # type: ignore[no-untyped-call]
-    return pytree.tree_map_only(Tensor, lambda t: next(served) if t.requires_grad else t, result)
+    return _mapped(lambda t: next(served) if t.requires_grad else t, result)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], result: Any) -> Any:
+    """Return a result with other tensors, also in dataclasses."""
+
+    def other(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        made = copy.copy(leaf)
+        for field in dataclasses.fields(leaf):
+            object.__setattr__(made, field.name, _mapped(function, getattr(leaf, field.name)))
+        return made
+
+    return pytree.tree_map(other, result)
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    return [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+    found: list[Tensor] = []
+    _mapped(lambda t: found.append(t) or t, result)  # type: ignore[func-returns-value]  # it is None
+    return found
 
 
 class _Judge:
@@ -151,11 +171,13 @@ class _Judge:
             try:
                 with self._rounded.run() as again:
                     why = fault(found, of(again), wanted, differ)
+                if not why:
+                    return False
             except torch.OutOfMemoryError:
                 self._audits.skipped += 1
                 return False
-            if not why:
-                return False
+            except RuntimeError as error:
+                why = f"and another run raised {type(error).__name__}"
         self.convict(f"a replay differs from plain torch by {apart:.2g} of its {what}{why and ', '}{why}")
         return True
 
@@ -202,8 +224,8 @@ class _Pair:
             return
         try:
             found = gradients([self.ours[i] for i in used], self._leaves, given)
-        except CaptureError as error:
-            self._judge.convict(str(error))
+        except (CaptureError, RuntimeError) as error:  # such as of a buffer that the plain call has written
+            self._judge.convict(f"its gradients can't be compared: {error}")
             return
         wanted = gradients([self.plain[i] for i in used], self._leaves, given, retain_graph=True)
         self.ours = []  # with what they have saved

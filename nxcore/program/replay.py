@@ -220,7 +220,7 @@ class Replay:
         learns = torch.is_grad_enabled() and bool(self.places.leaves)
         if learns and not used and self._met < UNUSED:
             self.state, self.why = State.WAITING, "no backward pass has come yet"
-        elif (self._met - 1) * SELDOM < self.memory.calls - self._first - 2:
+        elif self._met * SELDOM < self.memory.calls - self._first - 1:
             calls = self.memory.calls - self._first
             self.state, self.why = State.WAITING, f"it comes too rarely: {self._met} of {calls} calls"
         elif not self.memory.free:

@@ -47,6 +47,13 @@ def test_evaluation_keywords_and_other_sizes(tape):
     assert part(ours).captured == 3, part(ours).state
 
 
+def test_signatures_in_turns_are_both_replayed(tape):
+    ours, plain = two()
+    for number in range(2 * CALLS):
+        agree(ours, plain, scale=1.0 + number % 2)
+    assert part(ours).captured == 2, part(ours).state
+
+
 def test_a_value_that_changes_ever_again_ends_replays(tape, programs_has):
     programs_has(IN_VAIN=2, MOST=2)
     ours, plain = replayed(tape, reads)
