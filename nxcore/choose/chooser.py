@@ -17,7 +17,7 @@ from nxcore.choose.beforehand import Beforehand
 from nxcore.choose.contenders import PROBLEMS, Choice
 from nxcore.choose.families import Families
 from nxcore.choose.ladder import answered
-from nxcore.choose.learn.doubt import Doubts
+from nxcore.choose.learn.confirmation import Confirmations
 from nxcore.choose.learn.exploration import Exploration, exploration
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.learn.watch import Watch
@@ -85,7 +85,7 @@ class Chooser:
         self.lock = Lock.set_by(settings.lock, strict=settings.strict)
         self.families, self.pairs = Families(recall), Pairs(recall, self.lock)
         self.pruner, recall.spared = Pruner(self.families), self._spared
-        self.doubts = Doubts(lambda: self.learner, self._contradicted)
+        self.confirmations = Confirmations(lambda: self.learner, self._contradicted)
         self.recorded, self.beforehand = Recorded(recall.wisdom, self.tuner.registry), Beforehand(recall)
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed, self.waits, self._made = changed, True, 0
@@ -234,8 +234,8 @@ class Chooser:
 
     def _contradicted(self, problem: Problem, why: str) -> None:
         """Have a problem learnt anew, since figures of elsewhere are wrong here."""
-        _log.warning("doubt: %s: %s, other than on record; it is learnt anew", problem, why)
-        self.recall.wisdom.doubt(problem)
+        _log.warning("confirmation: %s: %s, other than on record; it is learnt anew", problem, why)
+        self.recall.wisdom.contradict(problem)
         self._drop((problem,))
 
     def _drop(self, problems: Collection[Problem]) -> None:
@@ -304,7 +304,7 @@ class Chooser:
             self.recall,
             self.survey,
             self.pruner,
-            self.doubts,
+            self.confirmations,
             self.learner,
         )
         return answered(query)
@@ -316,7 +316,7 @@ class Chooser:
         """
         if self.recall.wisdom.holds(problem) or not (found := self.families.between(problem, args)):
             return None
-        return self.doubts.over(found, problem)
+        return self.confirmations.over(found, problem)
 
     def explorations(self) -> list[Exploration]:
         """Return the explorations of this process, those that are over included."""

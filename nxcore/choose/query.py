@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nxcore.choose.contenders import Choice, guess, promised
-from nxcore.choose.learn.doubt import Doubts
+from nxcore.choose.learn.confirmation import Confirmations
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.learn.lesson import Decided
 from nxcore.choose.prune import Pruner
@@ -53,7 +53,7 @@ class Query:
     recall: Recall
     survey: Survey
     pruner: Pruner
-    doubts: Doubts
+    confirmations: Confirmations
     learner: Learner
 
     @property
@@ -100,7 +100,7 @@ class Query:
         if found is None and self.in_force != "measure" and not self._locked_alone:
             found = self.recall.related(self.problem, self.args)
         confirmed = found is not None and self.policy in LEARNING
-        return self.doubts.over(found, self.problem) if found and confirmed else found
+        return self.confirmations.over(found, self.problem) if found and confirmed else found
 
     def of_family(self) -> Choice | None:
         """Return the kernel that won the sizes around the problem."""

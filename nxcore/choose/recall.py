@@ -161,7 +161,7 @@ class Recall:
         args: tuple[Any, ...],
         policy: str,
         *,
-        doubting: bool = False,
+        checking: bool = False,
         page: Page | None = None,
         at_once: bool = False,
     ) -> Choice | None:
@@ -173,15 +173,15 @@ class Recall:
         one plugin more here, or a loser that has changed, doesn't have a known problem learnt anew.
         ``measure`` prunes what it would have to compile.
         Kernels with unchanged figures are checked again only if the chosen one can't serve any more:
-        ``doubting``. ``page`` has the figures; by default those on record for the problem's device.
+        ``checking``. ``page`` has the figures; by default those on record for the problem's device.
         """
         page = page or (None if problem.view else self.wisdom.read(problem))
         if page is None:
             return None
         leaves = page.foreign and (at_once or policy == "auto")
-        candidates, new, changed = self._sorted(problem, page, leaves=leaves, doubting=doubting)
-        if (new or changed) and not doubting:
-            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
+        candidates, new, changed = self._sorted(problem, page, leaves=leaves, checking=checking)
+        if (new or changed) and not checking:
+            return self.recall(problem, args, policy, checking=True, page=page, at_once=at_once)
         if new and policy == "measure":
             spared = self.spared(problem)
             out = [(b, k, spared[b.label(k)]) for b, k in new if b.label(k) in spared]
@@ -199,12 +199,12 @@ class Recall:
         choice = self._carried(problem, args, self._with_left_out(problem.op, decision))
         then, now = page.decision, choice.decision
         captured = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
-        if not doubting and not (captured and now.chosen == then.chosen):
-            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
+        if not checking and not (captured and now.chosen == then.chosen):
+            return self.recall(problem, args, policy, checking=True, page=page, at_once=at_once)
         return replace(choice, rung=SHIPPED if page.foreign else "")
 
     def _sorted(
-        self, problem: Problem, page: Page, *, leaves: bool, doubting: bool
+        self, problem: Problem, page: Page, *, leaves: bool, checking: bool
     ) -> tuple[list[Candidate], list[tuple[Backend, Kernel]], bool]:
         """Compare a page with the kernels that are installed.
 
@@ -214,7 +214,7 @@ class Recall:
         page : Page
         leaves : bool
             Whether kernels stay out that took no part in the page's figures, or lost there.
-        doubting : bool
+        checking : bool
             Whether kernels with unchanged figures are checked again.
 
         Returns
@@ -237,12 +237,12 @@ class Recall:
             if leaves and before is None and label not in page.makes:
                 candidates.append(refused(backend, kernel, ELSEWHERE))
                 continue
-            if leaves and not doubting and before is not None and not (before.native or label in winners):
+            if leaves and not checking and before is not None and not (before.native or label in winners):
                 candidates.append(before)  # changed or not, no race is begun for it: its identity takes time
                 continue
             same = before is not None and page.makes.get(label) == self.make(backend, kernel)
             told = before is not None and same and self._told(before, backend, kernel)
-            refusal = None if told and not doubting else self.tuner.refusal(backend, kernel, problem)
+            refusal = None if told and not checking else self.tuner.refusal(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None
                 candidates.append(refused(backend, kernel, refusal))

@@ -57,7 +57,7 @@ class Wisdom:
         self.store, self._shipped = store, functools.cache(shipped)
         self._shelves: dict[str, dict[str, Shelf]] = {}
         self._complete: set[tuple[str, str]] = set()  # (environment, operator): with the package's pages
-        self._doubted: set[tuple[str, str]] = set()
+        self._contradicted: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def read(self, problem: Problem) -> Page | None:
@@ -69,7 +69,7 @@ class Wisdom:
         foreign = document is None or FOREIGN in document
         if document is None and (shipped := self._shipped(problem.device.type)[1]):
             _, document = shipped.get((digest(problem.machine.to_dict()), digest(of)), (None, None))
-        if foreign and self._doubted and _place(problem, of) in self._doubted:
+        if foreign and self._contradicted and _place(problem, of) in self._contradicted:
             document = None
         _log.debug("record: %s: %s", problem, "read" if document is not None else "none")
         found = page(document) if document is not None else None
@@ -84,7 +84,7 @@ class Wisdom:
             return None
         environments, pages = self._shipped(problem.device.type)
         own, of = problem.machine, key(problem)
-        if _place(problem, of) in self._doubted:
+        if _place(problem, of) in self._contradicted:
             return None
         for name, facts in environments.items():
             same = (facts.get("capability"), facts.get("units")) == (own.capability, own.units)
@@ -99,13 +99,13 @@ class Wisdom:
         """Return the page of ``problem``, on its device or on a related one; None if there is none."""
         return self.read(problem) or self.related(problem)
 
-    def doubt(self, problem: Problem) -> None:
+    def contradict(self, problem: Problem) -> None:
         """Take figures of ``problem`` that are from elsewhere for none, in this process."""
-        self._doubted.add(_place(problem, key(problem)))
+        self._contradicted.add(_place(problem, key(problem)))
 
     def holds(self, problem: Problem) -> bool:
         """Return whether ``problem`` has a page, or had one from elsewhere that was wrong here."""
-        return _place(problem, key(problem)) in self._doubted or self.read(problem) is not None
+        return _place(problem, key(problem)) in self._contradicted or self.read(problem) is not None
 
     def write(self, problem: Problem, found: Page) -> None:
         """Store the page of ``problem``."""
@@ -116,7 +116,7 @@ class Wisdom:
         if self.store.read("environments", {"environment": digest(facts)}) != facts:  # reading is shorter
             self.store.write("environments", {"environment": digest(facts)}, facts)
         self.store.write(_folder(problem.machine), of, found.to_dict())
-        self._doubted.discard(_place(problem, of))  # the page is this machine's own
+        self._contradicted.discard(_place(problem, of))  # the page is this machine's own
         with self._lock:
             if (shelves := self._shelves.get(digest(facts))) is not None:
                 shelf, name = shelves.setdefault(op, {}), digest(of)
@@ -153,7 +153,7 @@ class Wisdom:
                 own = self._of_package(environment, str(facts.get("type")), op)
                 shelves[op] = _newest(own | shelves.get(op, {}))
             found = shelves[op]
-            wrong = {name for folder, name in self._doubted if folder == f"{environment}/entries"}
+            wrong = {name for folder, name in self._contradicted if folder == f"{environment}/entries"}
             return {name: entry for name, entry in found.items() if name not in wrong}
 
     def shelved(self, facts: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from nxcore.choose.chooser import enough
 from nxcore.choose.contenders import Choice
 from nxcore.choose.family import End, Point, comparable, enclosing, end
 from nxcore.choose.learn.budget import Pace
-from nxcore.choose.learn.doubt import CALLS
+from nxcore.choose.learn.confirmation import CALLS
 from nxcore.choose.learn.exploration import MET
 from nxcore.choose.learn.learner import Learner
 from nxcore.measure.decision import Candidate, Decision, Interval, decide
@@ -311,7 +311,7 @@ def test_a_size_at_which_it_is_slower_is_found_and_learnt(world, caplog, raced_b
     with caplog.at_level(logging.WARNING, "nxcore"):
         called(session, 1024, CALLS)
         session.chooser.learner.settle(30)
-    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("doubt: ")]
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("confirmation: ")]
     assert len(lines) == 1
     assert "fast takes 1.30 times as long as torch here" in lines[0]
     for _ in range(400):

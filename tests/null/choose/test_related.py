@@ -138,7 +138,7 @@ def test_what_a_related_device_clearly_won_serves_until_it_is_confirmed(tmp_path
     x = torch.randn(800)
     assert "on another by policy" in str(session.explain("add", x, x))
     assert session.chooser.known(problem(800)).foreign, "its calls are counted, and it is confirmed"
-    session.wisdom.doubt(problem(800))
+    session.wisdom.contradict(problem(800))
     assert session.wisdom.related(problem(800)) is None
     assert session.wisdom.read(problem(800)) is None, "it has no figures of its own"
 

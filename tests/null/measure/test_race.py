@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore.choose.learn.doubt import BRIEF
+from nxcore.choose.learn.confirmation import BRIEF
 from nxcore.measure import ceilings
 from nxcore.measure import race as module
 from nxcore.measure.ceilings import Ceilings

@@ -1,4 +1,4 @@
-"""Doubt: a kernel that was chosen by figures of elsewhere is confirmed by a short race of its own, once.
+"""Confirmation: a kernel that was chosen by figures of elsewhere is held to them by a short race, once.
 
 These figures come with the package, or from an imported file. A contradiction has the problem learnt anew.
 """
@@ -43,7 +43,7 @@ ATTEMPTS = 3
 """The most confirmations of a choice: one is repeated where its A/A noise says nothing."""
 
 
-class Doubt:
+class Confirmation:
     """Counts the calls of a kernel until it is time to confirm it.
 
     Parameters
@@ -87,8 +87,8 @@ class Doubt:
         return result
 
 
-class Doubts:
-    """The doubts of a session.
+class Confirmations:
+    """The confirmations of a session.
 
     Parameters
     ----------
@@ -115,11 +115,11 @@ class Doubts:
             nonlocal left
             left -= 1
             if not self._confirmed(learner, choice, problem) and left:
-                doubt.again()
+                counted.again()
 
-        doubt = Doubt(choice.call, due, learner.clock)
+        counted = Confirmation(choice.call, due, learner.clock)
         learner.pace.begin()
-        return replace(choice, call=doubt.call)
+        return replace(choice, call=counted.call)
 
     def _confirmed(self, learner: Learner, choice: Choice, problem: Problem) -> bool:
         """Race the kernel against torch; return False if the noise was too large for a verdict."""
@@ -127,7 +127,9 @@ class Doubts:
         try:
             slower, noise = compared(learner, choice, problem)
         except FOREIGN as error:  # no memory, a lost context: calls will show it
-            _log.debug("doubt: %s of %s isn't confirmed: %s", choice.decision.chosen, problem, brief(error))
+            _log.debug(
+                "confirmation: %s of %s isn't confirmed: %s", choice.decision.chosen, problem, brief(error)
+            )
             return True
         if noise > NOISY:
             return False

@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 
-from nxcore.choose.learn import doubt
+from nxcore.choose.learn import confirmation
 from nxcore.choose.learn.budget import Pace
-from nxcore.choose.learn.doubt import CALLS, SECONDS
+from nxcore.choose.learn.confirmation import CALLS, SECONDS
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.recall import Recall
 from nxcore.measure import race as racing
@@ -28,7 +28,7 @@ from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 from tests.stand_ins import stand_in
 
-doubt_has = stand_in(doubt)
+confirmation_has = stand_in(confirmation)
 
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
@@ -105,7 +105,7 @@ def test_a_wrong_entry_is_found_after_a_thousand_calls_and_that_problem_alone_is
     assert chosen(session) == "fast", "as recorded"
     with caplog.at_level(logging.WARNING, "nxcore"):
         fast_calls(session, 1)
-    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("doubt: ")]
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("confirmation: ")]
     assert len(lines) == 1
     assert "fast takes 1.30 times as long as torch here" in lines[0]
     assert session.wisdom.read(PROBLEM) is None
@@ -164,7 +164,7 @@ def test_sixty_seconds_are_enough_with_fewer_calls(world):
     assert session.wisdom.read(PROBLEM) is None
 
 
-def test_an_unclear_confirmation_is_repeated_and_then_left(world, doubt_has):
+def test_a_noisy_confirmation_is_repeated_and_then_left(world, confirmation_has):
     world.ship(torch=100, fast=50)
     seen = []
 
@@ -172,19 +172,19 @@ def test_an_unclear_confirmation_is_repeated_and_then_left(world, doubt_has):
         seen.append(args)
         return 2.0, 0.5
 
-    doubt_has(compared=compared)
+    confirmation_has(compared=compared)
     session = world.process(torch=100, fast=130)
     fast_calls(session, CALLS)
     assert len(seen) == 1
     for _ in range(5):
         fast_calls(session, CALLS)
-    assert len(seen) == doubt.ATTEMPTS
+    assert len(seen) == confirmation.ATTEMPTS
     assert chosen(session) == "fast"
 
 
-def test_a_confirmation_that_fails_changes_nothing(world, doubt_has):
+def test_a_confirmation_that_fails_changes_nothing(world, confirmation_has):
     world.ship(torch=100, fast=50)
-    doubt_has(compared=fakes.raising(torch.OutOfMemoryError("no")))
+    confirmation_has(compared=fakes.raising(torch.OutOfMemoryError("no")))
     session = world.process(torch=100, fast=130)
     fast_calls(session, CALLS)
     assert chosen(session) == "fast"
@@ -198,7 +198,7 @@ def test_other_policies_measure_nothing(world, policy):
     assert session.wisdom.read(PROBLEM) is not None
 
 
-def test_imported_figures_are_doubted_and_this_machines_own_arent(world, tmp_path):
+def test_imported_figures_are_confirmed_and_this_machines_own_arent(world, tmp_path):
     world.ship(torch=100, fast=50)
     facts, pages = transfer.read(tmp_path / "shipped" / "cpu-some.json")
     session = world.process(torch=100, fast=130)
@@ -209,7 +209,7 @@ def test_imported_figures_are_doubted_and_this_machines_own_arent(world, tmp_pat
     session.wisdom.write(PROBLEM, fakes.replace(found, foreign=False))
     assert not Wisdom(session.wisdom.store).read(PROBLEM).foreign
     fast_calls(session, CALLS + 1)
-    assert chosen(session) == "fast", "its own figures aren't doubted"
+    assert chosen(session) == "fast", "its own figures need none"
 
 
 def test_a_planted_kernel_that_is_wrong_serves_no_call(world):
