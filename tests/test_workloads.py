@@ -85,7 +85,7 @@ def test_no_module_asks_who_serves_while_a_step_is_recorded(workloads: ModuleTyp
         m for name, m in sys.modules.items() if name.startswith("nxcore.nn.") and hasattr(m, "by_kernel")
     ]
     asking.remove(served)
-    assert len(asking) >= 2
+    assert asking
     with workloads.by_operators():
         assert all(module.by_kernel is not served.by_kernel for module in asking)
     assert all(module.by_kernel is served.by_kernel for module in asking)

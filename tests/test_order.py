@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.order import by_worth
 from nxcore.offline.ahead import Cell
-from nxcore.offline.order import by_worth
 from nxcore.spec.problem import Problem
 from tests.null import fakes
 from tests.null.fakes import SPECS
