@@ -21,7 +21,6 @@ NOT_WON = "torch's is bound by memory, and no kernel is on record as faster"
 FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {}
 """Torch's module, and ours -> the operator, and the attributes that are its numbers."""
 
-
 is_compiling = torch.compiler.is_dynamo_compiling  # looked up once, not in every call
 
 

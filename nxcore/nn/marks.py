@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore.call.unusual import unusual
+from nxcore.call.unusual import PLAIN, unusual
 from nxcore.context import NOTHING, PREFERENCE
 from nxcore.graphs.hooks import saving
 from nxcore.interop import internals
@@ -19,6 +19,9 @@ from nxcore.session import Session
 
 DEPTH = 3
 """The most levels of containers in which tensors are found."""
+
+SHOWN, SHAPES = 8, 4096
+"""Calls with a new shape that wake resting modules, and the most shapes that are counted."""
 
 SPARE = 0.5
 """The free memory that a block needs, as a share of the most that was allocated so far."""
@@ -154,6 +157,40 @@ def unfit() -> bool:
     return bool(
         unusual() or saving() or torch.is_anomaly_enabled() or torch.are_deterministic_algorithms_enabled()
     )
+
+
+class Shapes:
+    """Counts a model's calls by the shape of the first argument: one that comes back wakes what rests.
+
+    Parameters
+    ----------
+    wake : callable
+        Wakes the resting modules of a model.
+    """
+
+    def __init__(self, wake: Callable[[nn.Module], None]) -> None:
+        self._wake, self.counts = wake, dict[Any, int]()
+        self._begun: Callable[[], bool] | None = None
+
+    def new(self, model: nn.Module, args: tuple[Any, ...]) -> bool:
+        """Count a call before it runs; return whether ``ran`` must follow, as the next may wake modules."""
+        shape = args[0].shape if args and type(args[0]) in PLAIN else None
+        met = self.counts.get(shape, 0)
+        if met >= SHOWN or internals.backward_pass() != -1 or torch.compiler.is_compiling() or unfit():
+            return False
+        if met == SHOWN - 1:
+            if self._begun is not None and not self._begun():  # a checkpoint may run the last call again
+                return True
+            self._wake(model)
+            self._begun = None
+        elif len(self.counts) >= SHAPES:
+            self.counts.clear()
+        self.counts[shape] = met + 1
+        return met == SHOWN - 2
+
+    def ran(self, result: Any) -> None:
+        """Note the result of such a call."""
+        self._begun = differentiated(result) if torch.is_grad_enabled() else None
 
 
 def refusal(model: nn.Module, session: Session) -> str:

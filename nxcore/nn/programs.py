@@ -28,7 +28,7 @@ from nxcore.graphs.whole import FOUND
 from nxcore.measure.collection import young_alone
 from nxcore.nn.marks import alike, mode_of, requested, tensors
 from nxcore.nn.tracing import Siblings, plainly
-from nxcore.nn.whole import LOOK, apart, beside, parts_of
+from nxcore.nn.whole import LOOK, apart, beside, parts_of, recorder_for
 from nxcore.program.audit import Audits, audited
 from nxcore.program.front import Graph, Program, programmed
 from nxcore.program.memory import leave, spare
@@ -46,7 +46,6 @@ are counted.
 
 CONFIG = {"skip_nnmodule_hook_guards": False, "skip_fsdp_guards": False, "suppress_errors": True}
 """Settings of dynamo's under which graphs are made: hooks that a module gets later are seen."""
-
 
 IN_VAIN = 16
 """Calls in a row without a graph after which no further one is looked for."""
@@ -324,9 +323,7 @@ class ModelProgram:
         )
 
 
-def program_for(
-    model: nn.Module, record: Callable[[torch.device], Recorder | None]
-) -> ModelProgram | str | None:
+def program_for(model: nn.Module) -> ModelProgram | str | None:
     """Return what replays the calls of ``model`` by dynamo's graphs; or why nothing does.
 
     None for a single layer, whose calls launch little.
@@ -338,7 +335,7 @@ def program_for(
     for name, module in model.named_modules():
         if vars(module).get("_compiled_call_impl") is not None or isinstance(module, torch.jit.ScriptModule):
             return f"{name or 'it'} is compiled"
-    return ModelProgram(model, record)
+    return ModelProgram(model, recorder_for)
 
 
 def _root() -> Callable[..., Any]:

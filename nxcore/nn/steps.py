@@ -28,6 +28,7 @@ from nxcore.nn.blocks import TURNS, WARM, WITHIN, Pair
 from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.marks import (
     Clock,
+    Shapes,
     alike,
     capture_is_due,
     clock_for,
@@ -41,7 +42,6 @@ from nxcore.nn.marks import (
 from nxcore.nn.patience import Patience
 from nxcore.nn.programs import ModelProgram
 from nxcore.nn.served import Changes
-from nxcore.nn.shapes import Shapes
 from nxcore.nn.trial import CLEARLY, LOOKS, Mode, Trial
 from nxcore.nn.whole import ModelWhole
 from nxcore.session import Session

@@ -113,7 +113,7 @@ def accelerate(
     swap = exchanged(model)
     if prepare is not None:
         shown(model, prepare)
-    found = program_for(model, of_models.recorder_for) if graphs and of_models.available() else None
+    found = program_for(model) if graphs and of_models.available() else None
     if isinstance(found, str):
         swap = replace(swap, replays=f"are not replayed: {found}")
     elif found is not None:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, patience, served, shapes, steps, watching
+from nxcore.nn import exchange, marks, patience, served, steps, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
-from nxcore.nn.shapes import MET
+from nxcore.nn.marks import SHOWN
 from nxcore.nn.trial import LOOKS
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -184,19 +184,19 @@ def test_steps_without_backward_passes_are_not_compared(make: Make) -> None:
 
 def test_a_shape_that_comes_back_wakes_what_rests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
-    train(model, MET)
+    train(model, SHOWN)
     exchange.become(model.pool, RESTING[kind(model.pool)])
     train(model, 50)
     assert kind(model.pool) in AWAKE
     other = torch.randn(2, 4, 5, 5)
-    train(model, MET - 2, other)
+    train(model, SHOWN - 2, other)
     late = model(other)
     pending = model(other)  # a checkpoint may still run the call before again
     assert kind(model.pool) in AWAKE
     (late + pending).sum().backward()
     train(model, 1, other)
     assert kind(model.pool) in RESTING
-    monkeypatch.setattr(shapes, "MOST", 256)
+    monkeypatch.setattr(marks, "SHAPES", 256)
     for n in range(512):
         model(torch.randn(1, 4, 3, 3 + n))
     assert len(over(model)._shapes.counts) <= 256
@@ -208,7 +208,7 @@ def test_modules_come_to_rest_between_blocks_which_end_then(monkeypatch: pytest.
     model, clock = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1)), Clock()
     nxcore.accelerate(model, watch=False)
     exchange.hold(model, steps.Steps(model, Session(Settings(), fakes.registry()), clock))
-    for _ in range(MET):
+    for _ in range(SHOWN):
         model(X)
     clock.now += 60.0  # a first call may load libraries, so that blocks of later ones cost next to nothing
     in_blocks = 0
