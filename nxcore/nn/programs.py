@@ -181,7 +181,7 @@ class ModelProgram:
             self._rebound()
             return call(*args, **kwargs)
         before = self._served
-        if self._pure and self._audits.due(self._roomy):
+        if self._pure and self._audits.due(lambda: spare(self._programs[0].device, self.pool)):
             result = self._audited(module, call, args, kwargs)
         else:
             result = self._run(module, *args, **kwargs)  # by graphs, or as it is where their guards fail
@@ -190,10 +190,6 @@ class ModelProgram:
         else:
             self._missed = 0
         return result
-
-    def _roomy(self) -> bool:
-        """Return whether there is memory for a plain step beside the recordings."""
-        return spare(self._programs[0].device, self.pool)
 
     def _unfit(self, module: nn.Module) -> bool:
         """Return whether a call made now runs."""

@@ -137,10 +137,6 @@ PLANTS = {
         lambda m, ours: m.setattr(torch.Tensor, "tanh", torch.Tensor.sigmoid),
     ),
     "a tensor": (lambda _, x: TENSOR * x, lambda m, ours: m.setitem(globals(), "TENSOR", torch.tensor(3.0))),
-    "what getenv reads": (
-        lambda _, x: x * float(os.getenv("NXCORE_TEST_FACTOR", "2")),
-        lambda m, ours: m.setenv("NXCORE_TEST_FACTOR", "3"),
-    ),
     "a draw of python's": (draw, lambda m, ours: None),
 }
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import nxcore
@@ -16,13 +15,10 @@ from nxcore.nn import watching, whole
 from nxcore.nn.exchange import kind
 from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.served import give_back, look, rest
-from nxcore.program import replay as of_replays
 from tests.nn.tape import part
 from tests.nn.traced import CALLS
 from tests.stand_ins import stand_in
 
-of_replays_has = stand_in(of_replays)
-torch_distributed_has = stand_in(torch.distributed)
 whole_has = stand_in(whole)
 
 pytestmark = pytest.mark.usefixtures("tape")
@@ -123,22 +119,6 @@ def test_a_module_that_comes_to_rest_or_wakes_changes_nothing(tape):
     assert tape.replayed == before + 3 * 2
 
 
-@pytest.mark.parametrize("way", ["evaluation", "no gradient", "another shape"])
-def test_other_calls_run_and_the_capture_stays(way, tape):
-    plain, ours = captured()
-    before, x = tape.replayed, torch.randn(2, 3, 4, 4)
-    for net in (plain, ours):
-        torch.manual_seed(1)
-        net.train(way != "evaluation")
-        with torch.set_grad_enabled(way != "no gradient"):
-            net.found = net(torch.cat([x, x]) if way == "another shape" else x)
-        net.train()
-    torch.testing.assert_close(vars(ours).pop("found"), vars(plain).pop("found"))
-    assert tape.replayed == before
-    agree(plain, ours)
-    assert tape.replayed > before
-
-
 def twice(model, how):
     """Return what a step of an unusual kind computes."""
     torch.manual_seed(3)
@@ -186,23 +166,6 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.two(functional.gelu(self.one(x)))
-
-
-def spectral():
-    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Tanh())
-
-
-@pytest.mark.parametrize("make", [Tied, spectral])
-def test_shared_and_parametrized_weights(make):
-    plain, ours = two(make)
-    agree(plain, ours, CALLS, shape=(2, 4))
-
-
-def test_autocast_has_a_capture_of_its_own(tape):
-    plain, ours = captured()
-    with torch.autocast("cpu", torch.bfloat16):
-        agree(plain, ours, CALLS)
-    assert part(ours).captured == 2
 
 
 def test_copies_and_restored_models_are_as_before(tape):
@@ -258,21 +221,6 @@ def test_a_watch_gives_replays_back_and_they_are_freed(tape):
     assert not part(ours).captured
     assert part(ours).state == "runs: the model's steps are faster without it"
     assert REPLAYS not in groups.present(ours)
-
-
-def test_without_memory_for_a_capture_nothing_is_replayed(of_replays_has):
-    of_replays_has(roomy=lambda *_: False)
-    plain, ours = two()
-    agree(plain, ours, CALLS)
-    assert "runs: plain: there is too little memory for a recording" in part(ours).state
-
-
-def test_several_ranks_run(torch_distributed_has, tape):
-    plain, ours = captured()
-    before = tape.replayed
-    torch_distributed_has(is_initialized=lambda: True, get_world_size=lambda: 2)
-    agree(plain, ours)
-    assert tape.replayed == before
 
 
 def test_where_no_device_has_graphs_a_model_has_no_part(whole_has):

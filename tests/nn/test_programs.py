@@ -31,22 +31,6 @@ def test_steps_are_replayed_with_the_numbers_of_plain_ones(tape, watch):
     assert "replays, 2.0x" in str(nxcore.status(ours, torch.randn(5, 4)))
 
 
-def test_evaluation_keywords_and_other_sizes(tape):
-    ours, plain = replayed(tape)
-    agree(ours, plain, CALLS, scale=0.5)
-    for net in (ours, plain):
-        net.eval()
-    for _ in range(CALLS):
-        x = torch.randn(5, 4)
-        with torch.no_grad():
-            torch.testing.assert_close(ours(x), plain(x))
-    for net in (ours, plain):
-        net.train()
-    agree(ours, plain, 3)
-    agree(ours, plain, shape=(3, 4))
-    assert part(ours).captured == 3, part(ours).state
-
-
 def test_signatures_in_turns_are_both_replayed(tape):
     ours, plain = two()
     for number in range(2 * CALLS):

@@ -66,15 +66,6 @@ def test_replays_that_do_not_pay_are_given_back_with_all_else(session: Session) 
     assert given_back(model) == {"BatchNorm2d", "MaxPool2d", "AvgPool2d"}
 
 
-def test_steps_are_compared_anew_once_replays_begin(session: Session) -> None:
-    model, whole = replayed(session, -0.003)
-    first = settle(model)
-    whole.captured = 1
-    train(model, 1)
-    assert not over(model)._modes[True, False].over
-    assert settle(model) != first
-
-
 def test_a_step_with_an_audit_says_nothing_of_the_others(session: Session) -> None:
     model, whole = replayed(session, -0.003)
     whole.captured, whole.every = 1, 25
