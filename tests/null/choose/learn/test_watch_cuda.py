@@ -13,7 +13,7 @@ from tests.null import fakes
 
 pytestmark = pytest.mark.gpu
 
-SOON = ("view_of_an_input", "buffer_used_again", "dtype", "strides", "none", "default_dtype", "generator")
+SOON = ("view_of_an_input", "buffer_used_again", "dtype", "strides", "none")
 
 
 def serving(name):
@@ -25,13 +25,6 @@ def serving(name):
 
 def arguments():
     return torch.randn(2, 3, 4_001, device="cuda").unbind()
-
-
-@pytest.fixture(autouse=True)
-def untouched():
-    kept = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(kept)
 
 
 @pytest.mark.parametrize("name", SOON)
