@@ -66,12 +66,6 @@ def mapped_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
     return torch.func.vmap(back)(grads)
 
 
-def jacrev(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Differentiate some elements of the output, by ``torch.func``."""
-    every = tuple(range(len(xs)))
-    return torch.func.jacrev(lambda *xs: f(*xs).flatten()[:ROWS], argnums=every)(*xs)
-
-
 def traced_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
     """Trace forward and backward by ``torch.jit.trace``, and run on other numbers."""
     traced = torch.jit.trace(lambda *xs: _gradient(f, *xs), xs, check_trace=False)
@@ -94,7 +88,6 @@ TRANSFORMS: tuple[Transform, ...] = (
     vmap,
     differentiable_batched_gradient,
     mapped_gradient,
-    jacrev,
     traced_gradient,
     graph,
     exported,

@@ -89,16 +89,33 @@ def unheld(
         "in another thread, on tensors that require a gradient": functools.partial(_elsewhere, device),
         **({"on a stream of its own": _beside} if device.type == "cuda" else {}),
     }
+    given = list(leaves((args, *(other.args for other in others))))
+    before = bits(given)
+    fresh = functools.partial(_within, Guarded(fill=torch.nan, walled=False), call)
     for what, run in where.items():
-        if why := _wrong(truth, args, run(call, args), known):
+        if why := _wrong(truth, args, run(fresh, args), known):
             return f"{what}: {why}"
     with torch.inference_mode():
-        if why := _wrong(truth, args, call(*args), known):
+        if why := _wrong(truth, args, fresh(*args), known):
             return f"in inference mode: {why}"
     for other in others:
-        if why := _wrong(other.truth, other.args, call(*other.args)):
+        if why := _wrong(other.truth, other.args, fresh(*other.args)):
             return f"{other.what}: {why}"
+    if not same(before, bits(given)):
+        return "an input must be left unchanged, in another thread and in inference mode too"
     return ""
+
+
+def _within(guard: Guarded, call: Call, *args: Any) -> Any:
+    """Call with guards, or NaN, in new memory: what it held before may be the right result."""
+    if not _guardable():
+        return call(*args)
+    try:
+        with _uncompiled(), guard:
+            return call(*args)
+    except FOREIGN:  # a kernel may not run in a dispatch mode
+        guard.blocks.clear()
+        return call(*args)
 
 
 def guarded(call: Call, args: tuple[Any, ...], truth: Truth, *, wall: int, known: Any = None) -> str:
@@ -107,15 +124,8 @@ def guarded(call: Call, args: tuple[Any, ...], truth: Truth, *, wall: int, known
     Inputs are between walls, results between guards, and new memory holds NaN.
     """
     walls, guard = Walls(args, wall, 3.0), Guarded(fill=torch.nan)
-    try:
-        with contextlib.ExitStack() as modes:
-            if _guardable():
-                modes.enter_context(_uncompiled())
-                modes.enter_context(guard)
-            result = call(*walls.args)
-    except FOREIGN:  # a kernel may not run in a dispatch mode: then its results have no guards
-        result, guard = call(*walls.args), Guarded()
-    if walls.scratched:
+    result = _within(guard, call, *walls.args)
+    if walls.changed:
         return "an input must be left unchanged, and the memory beside it"
     if guard.scratched:
         return "memory beside a result must be left unchanged"

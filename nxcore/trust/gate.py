@@ -292,6 +292,8 @@ class Gate:
 
 
 def _wrong(sample: Sample, why: str, error: float) -> Held:
+    built.cache_clear()  # it may have written into samples that other kernels are verified on
+    varied.cache_clear()
     return Held(Refusal(Code.WRONG, f"wrong on sample {sample.name!r}: {why}"), error)
 
 

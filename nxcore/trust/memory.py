@@ -64,6 +64,11 @@ class Walls:
         self.args = each(args, lambda t: next(made[t.dtype, t.device]))
 
     @property
+    def changed(self) -> bool:
+        """Whether anything was written."""
+        return not all(torch.equal(_bytes(memory), _bytes(before)) for _, memory, before in self._memories)
+
+    @property
     def scratched(self) -> bool:
         """Whether a wall, or a gap between elements, was written."""
         for copies, memory, before in self._memories:
@@ -119,6 +124,8 @@ class Guarded(TorchDispatchMode):
     ----------
     fill : float, optional
         The content of new memory, in place of torch's.
+    walled : bool
+        False for new memory as torch makes it, without guards.
     """
 
     FRESH = frozenset(
@@ -146,15 +153,19 @@ class Guarded(TorchDispatchMode):
         """Return False: else torch imports its compiler, which takes a second; see ``Pointwise``."""
         return False
 
-    def __init__(self, fill: float | None = None) -> None:
+    def __init__(self, fill: float | None = None, *, walled: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.fill = fill
+        self.fill, self.walled = fill, walled
         self.blocks: list[tuple[Tensor, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator of torch; put a new tensor between guards."""
         made = func(*args, **(kwargs or {}))
         if func not in self.MADE or made.layout is not torch.strided or made.device.type == "meta":
+            return made
+        if not self.walled:
+            if func in self.FRESH and self.fill is not None:
+                poison(made, self.fill)
             return made
         width, count = made.element_size(), span(made)
         block = torch.full((count * width + 2 * WALL,), PATTERN, dtype=torch.uint8, device=made.device)
