@@ -34,8 +34,6 @@ from tests.hostile import (
     of_cuda_norm,
     of_cuda_planes,
     of_folds,
-    of_numba,
-    of_numba_cuda,
     of_products,
     of_triton,
 )
@@ -87,7 +85,6 @@ class Plugin:
 
 
 PLUGINS = {
-    "numba": Plugin("nxcore_numba", "numba", "numba", (*of_numba.MUTATIONS, *of_products.NUMBA)),
     "triton": Plugin("nxcore_triton", "triton", "triton", (*of_triton.MUTATIONS, *of_products.TRITON)),
     "cuda": Plugin(
         "nxcore_cuda",
@@ -98,7 +95,6 @@ PLUGINS = {
             *of_cuda_planes.MUTATIONS,
         ),
     ),
-    "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),
 }
 
 

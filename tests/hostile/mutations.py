@@ -66,23 +66,6 @@ TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
     "triton": (*COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
-    "numba": (*ON_GPUS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
-    "numba-cuda": (
-        *ON_GPUS,
-        *DIRECT,
-        *DIRECT_BACK,
-        *COLUMNS,
-        *POINTS,
-        *POINTS_BACK,
-        *NORM_SUMS,
-        *FOREACH,
-        *FOLDS,
-        *FILTERED,
-        *SEPARABLE,
-        *ROWS,
-        *NORMS,
-        *BLOCKS,
-    ),
 }
 """What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
 

@@ -1,7 +1,7 @@
 """Our own kernels, broken in five ways: the conformance kit refuses every one of them.
 
 One operator a mutation in every run of the tests; the others, mutations of a kind and file that has one
-already, and all of Numba's where NXCORE_TEST_MUTATIONS=all (`make mutations`): minutes more. JAX and
+already, where NXCORE_TEST_MUTATIONS=all (`make mutations`): minutes more. JAX and
 inductor have no kernel to break, only calls of XLA's and torch's own operators; CuPy launches the sources of
 ``cuda``.
 """
@@ -67,8 +67,7 @@ def hold(backend: str, which: str) -> None:
 
 
 @pytest.mark.slow
-# Most of the time is LLVM's, which compiles Numba's kernels anew, and the simulator's.
-@pytest.mark.parametrize("backend", [pytest.param(b, marks=[ALL] * ("numba" in b)) for b in PLUGINS])
+@pytest.mark.parametrize("backend", PLUGINS)
 def test_every_mutation_is_refused(backend):
     hold(backend, "first")
 

@@ -5,7 +5,6 @@ Each is the reference in disguise until ``turn`` is called; from then on it is w
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +19,8 @@ from tests.null.fakes import SPECS
 
 Call = Callable[..., Any]
 
-FAR, SELDOM = 10_000, 1_000
-"""The elements that one of them gets right, and in how many calls another one is wrong once."""
+FAR = 10_000
+"""The elements that one of them gets right."""
 
 
 @dataclass
@@ -114,17 +113,6 @@ def _far_off(right: Tensor) -> Tensor:
     return right
 
 
-def seldom(reference: Call) -> Call:
-    """Be wrong in one of a thousand calls, at random."""
-    dice = random.Random(0)
-
-    def compute(*args: Any) -> Any:
-        result = reference(*args)
-        return result.add_(1) if dice.random() * SELDOM < 1 else result
-
-    return compute
-
-
 TURNING = {
     "view_of_an_input": Turning(viewing, "a result must not share memory with an input"),
     "buffer_used_again": Turning(
@@ -136,8 +124,5 @@ TURNING = {
     "none": Turning(_lately(lambda right: None), "must be a plain tensor, got NoneType"),
     "input_mutated": Turning(mutating, "inputs must be left unchanged"),
     "wrong_past_10000": Turning(_lately(_far_off), "elementwise error is"),
-    "wrong_in_a_thousand": Turning(seldom, "the same inputs again gave the right result"),
 }
-"""By name. The last one is found by samples alone; all others in their first watched calls."""
-
-AT_ONCE = [name for name in TURNING if name != "wrong_in_a_thousand"]
+"""By name. Each is found in its first watched calls."""
