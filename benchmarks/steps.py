@@ -105,13 +105,7 @@ def torchvisions(name: str) -> Callable[[], nn.Module]:
 
 
 TORCHVISION = ("resnet50", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "regnet_y_800mf")
-SMALL = {
-    "resnet18": (4, 64),
-    "resnet50": (4, 64),
-    "mobilenet_v3_large": (4, 96),
-    "efficientnet_b0": (2, 96),
-    "convnext_tiny": (2, 64),
-}
+SMALL = {"resnet18": 64, "resnet50": 64, "mobilenet_v3_large": 96, "efficientnet_b0": 96, "convnext_tiny": 64}
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "mobilenet-small": (networks.mobilenet, 8, 48),
     "darts-unrecognised": (networks.Darts, 8, 24),
@@ -119,7 +113,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "darts-stacked": (stacked, 64, 32),
     "darts-small": (lambda: Darts(8, 3, 2), 8, 16),
     "darts": (Darts, 64, 32),
-    **{f"{name}-small": (torchvisions(name), *size) for name, size in SMALL.items()},
+    **{f"{name}-small": (torchvisions(name), 4, size) for name, size in SMALL.items()},
     **{name: (torchvisions(name), 64, 224) for name in TORCHVISION},
 }
 """Name -> constructor, batch, and extent of the images; ``small`` ones are for a CPU."""
