@@ -237,7 +237,13 @@ class ModelProgram:
         return result
 
     def _kept(self, entries: Sequence[Any]) -> list[bool]:
-        """Return which of dynamo's guards are kept."""
+        """Return which of dynamo's guards are kept; hold the methods of classes that it has met."""
+        found = [e.value for e in entries if e.has_value and isinstance(e.value, type)]
+        met = [
+            cls for cls in found if not issubclass(cls, nn.Module) and not cls.__module__.startswith("torch")
+        ]
+        if met:
+            self._names.append(Names(nn.Module(), fx.GraphModule({}, fx.Graph()), met))
         return self._siblings.kept(entries)
 
     def _rebound(self) -> None:

@@ -33,7 +33,8 @@ class Names:
     graph : torch.fx.GraphModule
         A graph of dynamo's, of which torch's functions are.
     others : iterable
-        Objects that dynamo has met: the methods of their classes are among them too.
+        Objects and classes that dynamo has met: the methods of these classes are among them too, and what
+        classes of classes have.
 
     Examples
     --------
@@ -43,12 +44,14 @@ class Names:
     """
 
     def __init__(self, model: nn.Module, graph: fx.GraphModule, others: Iterable[object] = ()) -> None:
-        found = [*_classes(map(type, model.modules())), *_classes(map(type, others))]
+        met = [cls for other in others for cls in (type(other), other) if isinstance(cls, type)]
+        found = [*_classes(map(type, model.modules())), *_classes(met)]
         self._classes = list(dict.fromkeys(found))
         self._spaces = [*map(vars, (*self._classes, nn.functional))]
         self._functions, self._held = _functions(graph), list[Held]()
-        for own in self._spaces:
-            self._held += [(own, name, own[name]) for name in own if _code(own[name])]
+        for cls, own in zip((*self._classes, object), self._spaces, strict=True):
+            whole = issubclass(cls, type)
+            self._held += [(own, name, own[name]) for name in own if whole or _code(own[name])]
         self._places = self._now()
         methods = {str(node.target) for node in graph.graph.nodes if node.op == "call_method"}
         self._methods = [(name, getattr(torch.Tensor, name, None)) for name in methods]

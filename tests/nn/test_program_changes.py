@@ -43,7 +43,11 @@ class Slot:
         self.value = 2.0
 
 
-class Base:
+class Meta(type):
+    meta = 2.0
+
+
+class Base(metaclass=Meta):
     described = Described()
 
     def __init__(self):
@@ -114,6 +118,8 @@ PLANTS = {
     "a default": (lambda _, x: defaulted(x), lambda m, ours: m.setattr(defaulted, "__defaults__", (3.0,))),
     "a module of python's": (lambda _, x: math.pi * x, lambda m, ours: m.setattr(math, "pi", 3.0)),
     "another method": (lambda _, x: OWN.by(x), lambda m, ours: m.setattr(Base, "by", lambda own, x: 3 * x)),
+    "its method": (lambda _, x: Own.by(0, x), lambda m, ours: m.setattr(Base, "by", lambda o, x: 3 * x)),
+    "a class's class": (lambda _, x: Own.meta * x, lambda m, ours: m.setattr(Meta, "meta", 3.0)),
     "a property": (
         lambda _, x: OWN.twice * x,
         lambda m, ours: m.setattr(Base, "twice", property(lambda own: 3.0)),
