@@ -20,8 +20,7 @@ memory that the process has reserved, and the plain one's. Then come the kernels
 in that process, up to the first 10 s and in all, the verdicts of the watch, and in the file what ``explain``
 shows, and the problems that the process measured. ``--export`` writes what was measured as a file of the
 package's record, one a model; ``--shipped`` takes the package's record from a folder. With ``--same`` the
-other process runs the plain model too: the ratios are what the machine's noise gives. Models of torchvision
-need it; the others are networks of the tests.
+other process runs the plain model too: the ratios are what the machine's noise gives.
 """
 
 from __future__ import annotations
