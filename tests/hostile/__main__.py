@@ -33,7 +33,7 @@ def table(found: Sequence[tuple[Recipe, Used]]) -> Iterator[str]:
     """Yield the lines of a table: a row a rule and promise."""
     yield f"{'kernels':34}{'number':>7}{'gate':>6}{'call':>6}{'never':>6}{'seen/wrong':>14}{'beyond':>8}"
     labels = {
-        (MUTANT, KEY): "mutations of the syntax",
+        (MUTANT, RATE): "mutations of the syntax",
         (CONDITION, GATE): "wrong when the gate tries it",
         (CONDITION, KEY): "wrong on some problems",
         (CONDITION, LATE): "wrong from some call on",
@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began, found = time.monotonic(), []
     for one in outcomes(wanted, given.seed, given.calls, given.workers):
         found.append(one)
+        if given.json:
+            with given.json.open("a") as file:
+                file.write(json.dumps({**one[0]._asdict(), **asdict(one[1])}) + "\n")
         done = f"{len(found)} of {sum(wanted.values())}, {time.monotonic() - began:.0f} s"
         bar = "#" * (40 * len(found) // sum(wanted.values()))
         if sys.stderr.isatty():
@@ -87,9 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{len(beyond)} of {len(wrong)} wrong kernels beyond their share, "
         f"{len(convicted)} of {len(found) - len(wrong)} right ones convicted"
     )
-    if given.json:
-        rows = [{**r._asdict(), **asdict(u)} for r, u in found]
-        given.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return 1 if convicted or len(beyond) > 0.02 * len(wrong) else 0
 
 

@@ -35,7 +35,6 @@ from tests.hostile import (
     of_cuda_planes,
     of_folds,
     of_products,
-    of_triton,
 )
 from tests.hostile.mutations import BITS, MASK, NAN, STRIDE, TOP, Mutation
 
@@ -85,7 +84,6 @@ class Plugin:
 
 
 PLUGINS = {
-    "triton": Plugin("nxcore_triton", "triton", "triton", (*of_triton.MUTATIONS, *of_products.TRITON)),
     "cuda": Plugin(
         "nxcore_cuda",
         "cuda",
@@ -237,7 +235,6 @@ def _in_the_child(plugin: Plugin, mutation: Mutation, folder: Path, writing: int
     status = 1
     try:
         signal.alarm(PATIENCE)
-        os.environ["NUMBA_CACHE_DIR"] = str(folder / "cache")
         with os.fdopen(writing, "w", encoding="utf-8") as channel:
             for result in examine(plugin, mutation, folder):
                 channel.write(json.dumps(asdict(result)) + "\n")

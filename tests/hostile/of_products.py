@@ -1,4 +1,4 @@
-"""Mutations of the kernels of products and column sums in CUDA C++, and of convolutions on all backends."""
+"""Mutations of the kernels of products and column sums and of convolutions in CUDA C++."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.hostile.mutations import (
     one,
 )
 from tests.hostile.of_cuda import MISALIGNED, half
-from tests.hostile.of_triton import HALF
 
 CUDA = (
     one(
@@ -141,25 +140,4 @@ CUDA = (
         "__fmaf_rn(g[p], seen[j][p], sums[i][j]);",
         f"{half('__fmaf_rn(g[p], seen[j][p], sums[i][j])')};",
     ),
-)
-
-TRITON = (
-    one(MASK, "conv2d.py", DIRECT, "(j < size[1])", "(j <= size[1])"),
-    one(
-        BITS,
-        "conv2d.py",
-        DIRECT,
-        "total += factor[:, None] * value[None, :]",
-        f"total = (total + factor[:, None] * value[None, :]){HALF}",
-    ),
-    one(STRIDE, "conv2d.py", DIRECT, "j * steps[3]", "j"),
-    one(MASK, "conv2d_backward.py", DIRECT_BACK, "(j < size[1])", "(j <= size[1])"),
-    one(
-        BITS,
-        "conv2d_backward.py",
-        DIRECT_BACK,
-        "fresh += (sums[b] + value * seen[None, :],)",
-        f"fresh += ((sums[b] + value * seen[None, :]){HALF},)",
-    ),
-    one(STRIDE, "conv2d_backward.py", DIRECT_BACK, "i * steps[2]", "i * steps[3]"),
 )

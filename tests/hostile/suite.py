@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.hostile.grammar import CONDITIONS, HOWS, ORDERS, SUMS, conditional, mutants, ordered
+from tests.hostile.grammar import CONDITIONS, HOWS, ORDERS, RATE, SUMS, conditional, mutants, ordered
 from tests.hostile.plain import PLAIN
 from tests.hostile.use import Made, Used, bare, used
 
@@ -34,7 +34,7 @@ class Recipe(NamedTuple):
             return Made(self.op, self.what, ordered(self.op, self.what))
         if self.rule == MUTANT:
             place, make = list(mutants(self.op))[self.seed]
-            return Made(self.op, place, make)
+            return Made(self.op, place, make, RATE)  # many are wrong for some numbers alone
         name = f"{self.what}: {self.how}"
         return Made(
             self.op, name, conditional(self.op, self.what, self.how, self.seed), CONDITIONS[self.what].promise

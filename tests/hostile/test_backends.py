@@ -1,4 +1,4 @@
-"""A right kernel keeps every rule; twelve wrong ones are each refused by the rule made for it."""
+"""A right kernel keeps every rule; what leaves the stream or hangs is refused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from nxcore.testing import examine, isolated
 from nxcore.trust.gate import short
 from nxcore.trust.truth import Truth
 from tests.hostile import backends
-from tests.hostile.backends import HOSTILE, LOOPBACK, OPS
+from tests.hostile.backends import LOOPBACK, OPS
 from tests.null import fakes
 from tests.null.fakes import SPECS
-from tests.table import for_each
-
-GATED = [name for name, hostile in HOSTILE.items() if hostile.gate]
 
 
 def right(op, args, result):
@@ -37,61 +34,12 @@ def test_the_loopback_keeps_every_rule(op):
     ]
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_the_loopback_serves(op):
-    session = fakes.session(LOOPBACK.backend())
-    args = LOOPBACK.arguments(op)
-    assert right(op, args, fakes.called(session.op(op, backend="hostile"), args))
-    assert not session.explain(op, *args).decision["hostile"].refusal
-    assert list(session.gate.quarantine) == []
-
-
-@for_each("op", OPS)
-@for_each("name", HOSTILE)
-def test_its_rule_refuses_it(name, op):
-    (row,) = examine(fakes.registry(HOSTILE[name].backend(op)))
-    assert row.outcome == "wrong"
-    assert HOSTILE[name].rule in row.rules, row.broken
-
-
-@for_each("op", OPS)
-@for_each("name", GATED)
-def test_the_gate_keeps_it_from_the_user(name, op):
-    hostile = HOSTILE[name]
-    session = fakes.session(hostile.backend())
-    args = hostile.arguments(op)
-    assert right(op, args, fakes.called(session.op(op), args))
-    decision = session.explain(op, *args).decision
-    assert decision.chosen in ("torch", "torch-einsum", "torch-in-place")
-    assert decision["hostile"].refusal.reason.startswith(hostile.gate)
-    kept = [(e.kind, e.op, e.dtype) for e in session.gate.quarantine if e.kernel == "hostile"]
-    # What raised is asked again, since the machine may be to blame; a wrong answer never is.
-    wrong = hostile.gate.startswith("wrong")
-    assert kept == ([("wrong", op, short(hostile.dtype))] if wrong else [])
-
-
-@for_each("op", OPS)
-@for_each("name", sorted(set(GATED) - {"raises", "input_mutator", "cached_by_data_ptr"}))
-def test_the_call_shown_is_one_that_it_gets_wrong(name, op):
-    hostile = HOSTILE[name]
-    args = hostile.arguments(op)
-    with torch.no_grad():
-        assert not right(op, args, hostile.kernel(op)(*args))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("op", OPS)
-def test_a_side_stream_is_refused_by_its_rule(op):
-    (row,) = examine(fakes.registry(backends.SIDE_STREAM.backend(op)))
-    assert backends.SIDE_STREAM.rule in row.rules, row.broken
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPS)
 def test_a_side_stream_never_wins_a_race(op):
     """The gate can't tell: nothing else runs there, so its inputs are complete. The race sees late work."""
     session = fakes.session(backends.SIDE_STREAM.backend())
-    sample = next(s for s in SPECS[op].samples if s.name == backends.SIDE_STREAM.shown[op])
+    sample = next(s for s in SPECS[op].samples if s.name == backends.PLAIN[op])
     args = sample.build(SPECS[op], "cuda", torch.float32)
     assert right(op, args, fakes.called(session.op(op), args))
     assert session.explain(op, *args).decision.chosen.startswith("torch")

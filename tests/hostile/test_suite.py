@@ -11,6 +11,7 @@ import torch
 
 from tests.hostile import grammar, plain
 from tests.hostile.grammar import CONDITIONS, GATE, HOWS, KEY, LATE, ORDERS, RATE, SUMS, mutants
+from tests.hostile.innocent import convicted
 from tests.hostile.plain import PLAIN
 from tests.hostile.suite import CONDITION, MUTANT, RIGHT, Recipe, recipes
 from tests.hostile.use import bare, most, used
@@ -42,6 +43,10 @@ def test_a_plain_kernel_is_right_and_some_of_its_mutants_are_wrong(op):
     right = type(made)(op, "plain", lambda world: PLAIN[op].call(PLAIN[op].kernel))
     assert not any(bare(right, SEED, 20)), SEED
     assert any(any(bare(type(made)(op, name, make), SEED, 8)) for name, make in mutants(op))
+
+
+def test_a_machine_that_lacks_something_convicts_no_kernel():
+    assert not list(filter(None, map(convicted, range(12))))
 
 
 def test_what_is_promised_is_what_the_page_says():

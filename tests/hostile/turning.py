@@ -120,7 +120,6 @@ TURNING = {
     ),
     "dtype": Turning(_lately(torch.Tensor.double), "dtype must be torch's torch.float32, got torch.float64"),
     "strides": Turning(_lately(_strided), "strides must be torch's"),
-    "meta": Turning(_lately(lambda right: right.to("meta")), "device must be torch's cpu, got meta"),
     "none": Turning(_lately(lambda right: None), "must be a plain tensor, got NoneType"),
     "input_mutated": Turning(mutating, "inputs must be left unchanged"),
     "wrong_past_10000": Turning(_lately(_far_off), "elementwise error is"),

@@ -19,6 +19,8 @@ from nxcore.context import KernelWarning
 from nxcore.measure.race import Effort
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.spec import OpSpec
+from nxcore.trust.distance import strays
 from nxcore.trust.form import meet, spans
 from nxcore.trust.memory import each
 from nxcore.trust.truth import Truth
@@ -86,6 +88,7 @@ class Used:
 class Turn:
     """A call of the program: arguments, where they come from, and what is right."""
 
+    spec: OpSpec
     args: tuple[Any, ...]
     own: tuple[Any, ...]
     truth: Truth
@@ -140,11 +143,14 @@ def program(op: str, seed: int, calls: int) -> Iterator[Turn]:
             return tensor
 
         args = PLAIN[op].draw(dice, size, made)
-        yield Turn(args, each(args, torch.clone), Truth.of(SPECS[op], args), where)
+        yield Turn(SPECS[op], args, each(args, torch.clone), Truth.of(SPECS[op], args), where)
 
 
-def wrong(turn: Turn, result: Any, *, marks: bool = True) -> bool:
-    """Return whether a result isn't what ``docs/trust.md`` calls right, or the call changed an input."""
+def wrong(turn: Turn, result: Any) -> bool:
+    """Return whether a result isn't what ``docs/trust.md`` calls right, or the call changed an input.
+
+    What is within twice the bound of gate (a) counts for right, as no audit suspects that.
+    """
     with torch.no_grad():
         inputs = list(leaves(turn.args))
         changed = any(not _same(now, then) for now, then in zip(inputs, leaves(turn.own), strict=True))
@@ -154,7 +160,12 @@ def wrong(turn: Turn, result: Any, *, marks: bool = True) -> bool:
         mine = [t.detach() for t in leaves(result)]
         shared = meet(spans(mine), spans(inputs))
         torchs = len(mine) == len(turn.truth.torch) and all(map(_same, mine, turn.truth.torch))
-        return changed or shared or not (torchs or turn.truth.judge(tuple(mine)).ok)
+        if changed or shared or torchs or turn.truth.judge(tuple(mine)).ok:
+            return changed or shared
+        formed = all(
+            (y.dtype, y.shape) == (t.dtype, t.shape) for y, t in zip(mine, turn.truth.torch, strict=True)
+        )
+        return not formed or bool(strays(turn.spec, turn.own, turn.truth.torch, tuple(mine)))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
