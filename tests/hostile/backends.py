@@ -1,7 +1,4 @@
-"""A loopback backend, which is the reference in disguise, and two that a process or a device is needed for.
-
-``tests/null/testing/test_testing.py`` has a kernel for each rule of the kit, ``grammar`` those of the gate.
-"""
+"""A loopback backend, which is the reference in disguise, and two that need a process or a device."""
 
 from __future__ import annotations
 
@@ -50,10 +47,6 @@ class Hostile:
         """Return it as a backend of these operators, a kernel each."""
         kernels = (fakes.kernel(op, self.kernel(op), dtypes=(torch.float32,)) for op in ops or OPS)
         return fakes.backend("hostile", *kernels)
-
-    def arguments(self, op: str) -> tuple[Any, ...]:
-        """Return the arguments of a call that it gets wrong; the same numbers at every call."""
-        return fakes.build(op, PLAIN[op])
 
 
 def _with_out(spec: OpSpec, compute: Call) -> Call:

@@ -247,6 +247,7 @@ def used(made: Made, seed: int, calls: int) -> Used:
         made.make(world),
         accepts=lambda problem: fakes.YES if PLAIN[made.op].fits(*problem.args) else NO,
         dtypes=(torch.float32, torch.bfloat16),
+        deterministic=True,
     )
     backend = fakes.backend("hostile", kernel)
     session = Session(Settings(policy="frozen"), fakes.registry(backend), SHORT)
