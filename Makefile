@@ -34,7 +34,7 @@ help:
 	@echo "make fmt          format the code, and apply ruff's fixes"
 	@echo "make hooks        install pre-commit hooks, which run the checks of make fmt at every commit"
 	@echo "make gpu-test     all tests, on a machine with a CUDA device"
-	@echo "make mutations    break the kernels in CUDA C++ in five ways, and check that the conformance kit detects each"
+	@echo "make mutations    break every kernel in five ways, and check that the conformance kit detects each"
 	@echo "make sanitize     run compute-sanitizer on every CUDA C++ kernel, on a machine with a CUDA device"
 	@echo "make conformance  verify every kernel on its samples here, and write build/conformance.md"
 	@echo "make bench        benchmarks of calls and of verification, with limits that fail"

@@ -77,11 +77,11 @@ BUDGETS = (
     Budget(
         "lines of Python, nxcore/ and plugins/", 92_380, 78_000, lambda: lines("*.py", "nxcore", "plugins")
     ),
-    Budget("lines of Python, tests/", 66_660, 46_000, lambda: lines("*.py", "tests")),
+    Budget("lines of Python, tests/", 67_850, 46_000, lambda: lines("*.py", "tests")),
     Budget("lines of Python, benchmarks/", 6_000, 6_000, lambda: lines("*.py", "benchmarks")),
     Budget("lines of pages, docs/", 9_500, 9_500, lambda: lines("*.md", "docs")),
     Budget("records", 90, 90, lambda: len([*files("*", "benchmarks/results")])),
-    Budget("ContextVars", 9, 8, lambda: sum(calls(t, "ContextVar") for t in trees("nxcore", "plugins"))),
+    Budget("ContextVars", 8, 8, lambda: sum(calls(t, "ContextVar") for t in trees("nxcore", "plugins"))),
     Budget("numeric constants, nxcore/ without ops/", 590, 590, lambda: constants("nxcore")),
     Budget("numeric constants, nxcore/choose", 70, 50, lambda: constants("nxcore/choose")),
     Budget(

@@ -34,7 +34,10 @@ from tests.hostile import (
     of_cuda_norm,
     of_cuda_planes,
     of_folds,
+    of_numba,
+    of_numba_cuda,
     of_products,
+    of_triton,
 )
 from tests.hostile.mutations import BITS, MASK, NAN, STRIDE, TOP, Mutation
 
@@ -84,6 +87,8 @@ class Plugin:
 
 
 PLUGINS = {
+    "numba": Plugin("nxcore_numba", "numba", "numba", (*of_numba.MUTATIONS, *of_products.NUMBA)),
+    "triton": Plugin("nxcore_triton", "triton", "triton", (*of_triton.MUTATIONS, *of_products.TRITON)),
     "cuda": Plugin(
         "nxcore_cuda",
         "cuda",
@@ -93,6 +98,7 @@ PLUGINS = {
             *of_cuda_planes.MUTATIONS,
         ),
     ),
+    "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),
 }
 
 
@@ -235,6 +241,7 @@ def _in_the_child(plugin: Plugin, mutation: Mutation, folder: Path, writing: int
     status = 1
     try:
         signal.alarm(PATIENCE)
+        os.environ["NUMBA_CACHE_DIR"] = str(folder / "cache")
         with os.fdopen(writing, "w", encoding="utf-8") as channel:
             for result in examine(plugin, mutation, folder):
                 channel.write(json.dumps(asdict(result)) + "\n")

@@ -63,6 +63,28 @@ VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_po
 """What has no kernel: its results are views."""
 TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 """What has no kernel yet: torch alone computes it."""
+ON_GPUS = ("matmul", "matmul_backward")
+NOT_IN = {
+    "triton": (*COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
+    "numba": (*ON_GPUS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
+    "numba-cuda": (
+        *ON_GPUS,
+        *DIRECT,
+        *DIRECT_BACK,
+        *COLUMNS,
+        *POINTS,
+        *POINTS_BACK,
+        *NORM_SUMS,
+        *FOREACH,
+        *FOLDS,
+        *FILTERED,
+        *SEPARABLE,
+        *ROWS,
+        *NORMS,
+        *BLOCKS,
+    ),
+}
+"""What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
 
 
 @dataclass(frozen=True)
@@ -158,3 +180,12 @@ NONE_SUCH = {
     },
 }
 """What there is nothing of in any backend's kernel of an operator, and why."""
+
+NONE_SUCH_IN = {
+    backend: {(op, kind): "it has no kernel of it" for op in ops for kind in KINDS}
+    for backend, ops in NOT_IN.items()
+}
+NONE_SUCH_IN["triton"]["depthwise_conv2d_backward", NAN] = (
+    "it never meets what lies past the outputs, and treats no NaN"
+)
+"""What there is nothing of in one backend's kernel of an operator, and why."""

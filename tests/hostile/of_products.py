@@ -1,4 +1,4 @@
-"""Mutations of the kernels of products and column sums and of convolutions in CUDA C++."""
+"""Mutations of the kernels of products and column sums in CUDA C++, and of convolutions on all backends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.hostile.mutations import (
     one,
 )
 from tests.hostile.of_cuda import MISALIGNED, half
+from tests.hostile.of_triton import HALF
 
 CUDA = (
     one(
@@ -140,4 +141,66 @@ CUDA = (
         "__fmaf_rn(g[p], seen[j][p], sums[i][j]);",
         f"{half('__fmaf_rn(g[p], seen[j][p], sums[i][j])')};",
     ),
+)
+
+TRITON = (
+    one(MASK, "conv2d.py", DIRECT, "(j < size[1])", "(j <= size[1])"),
+    one(
+        BITS,
+        "conv2d.py",
+        DIRECT,
+        "total += factor[:, None] * value[None, :]",
+        f"total = (total + factor[:, None] * value[None, :]){HALF}",
+    ),
+    one(STRIDE, "conv2d.py", DIRECT, "j * steps[3]", "j"),
+    one(MASK, "conv2d_backward.py", DIRECT_BACK, "(j < size[1])", "(j <= size[1])"),
+    one(
+        BITS,
+        "conv2d_backward.py",
+        DIRECT_BACK,
+        "fresh += (sums[b] + value * seen[None, :],)",
+        f"fresh += ((sums[b] + value * seen[None, :]){HALF},)",
+    ),
+    one(STRIDE, "conv2d_backward.py", DIRECT_BACK, "i * steps[2]", "i * steps[3]"),
+)
+
+NUMBA = (
+    one(
+        MASK,
+        "conv2d.py",
+        DIRECT,
+        "min(sizes[MADE] - block * FILTERS, FILTERS)",
+        "min(sizes[MADE] - block * FILTERS, FILTERS - 1)",
+        why="a filter of a block is never written",
+    ),
+    one(
+        BITS,
+        "vectors.py",
+        DIRECT,
+        "builder.store(builder.call(fma, [factor, column, builder.load(total)]), total)",
+        "sum_ = builder.call(fma, [factor, column, builder.load(total)]); "
+        "large = builder.fmul(_splat(builder, ir.Constant(_F32, 8193.0)), sum_); "
+        "builder.store(builder.fsub(large, builder.fsub(large, sum_)), total)",
+        why="to the 11 bits of float16: Veltkamp's splitting",
+    ),
+    one(STRIDE, "conv2d.py", DIRECT, "c * steps[2, 1]", "c * steps[2, 2]"),
+    one(
+        MASK,
+        "conv2d_filters.py",
+        DIRECT_BACK,
+        "min(sizes[WANTED] - term, TERMS)",
+        "min(sizes[WANTED] - term, TERMS - 1)",
+        why="a tap is never added up",
+    ),
+    one(
+        BITS,
+        "vectors.py",
+        DIRECT_BACK,
+        "builder.store(builder.call(fma, [factor, term, builder.load(total)]), total)",
+        "sum_ = builder.call(fma, [factor, term, builder.load(total)]); "
+        "large = builder.fmul(ir.Constant(kind, [8193.0] * RUN), sum_); "
+        "builder.store(builder.fsub(large, builder.fsub(large, sum_)), total)",
+        why="to the 11 bits of float16: Veltkamp's splitting",
+    ),
+    one(STRIDE, "conv2d_filters.py", DIRECT_BACK, "c * steps[2, 1]", "c * steps[2, 2]"),
 )
