@@ -89,7 +89,6 @@ LATER = (
     "tests/nn/test_prepare.py",
     "tests/nn/test_program_changes.py",
     "tests/nn/test_programs.py",
-    "tests/nn/test_roaming.py",
     "tests/nn/test_served.py",
     "tests/nn/test_steps.py",
     "tests/nn/test_trial.py",

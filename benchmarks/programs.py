@@ -264,6 +264,7 @@ def apart(name: str, way: str, seconds: float, given: argparse.Namespace) -> Row
 
 def lane(places: Any, count: int) -> None:
     """Give this process a GPU and a part of the cores of its own."""
+    # As set: each lane has what a user of one GPU would have.
     place, cores = places.get(), sorted(os.sched_getaffinity(0))
     part = max(1, len(cores) // count)
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from tests.hostile.grammar import GATE, KEY, LATE, ORDERS, RATE, SUMS
+from tests.hostile.grammar import GATE, KEY, LATE, RATE
+from tests.hostile.orders import ORDERS, SUMS
 from tests.hostile.suite import CONDITION, MUTANT, RIGHT, Recipe, outcomes
 from tests.hostile.use import Used
 

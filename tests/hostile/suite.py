@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from tests.hostile.grammar import CONDITIONS, HOWS, ORDERS, RATE, SUMS, conditional, mutants, ordered
+from tests.hostile.grammar import CONDITIONS, HOWS, RATE, conditional, mutants
+from tests.hostile.orders import ORDERS, SUMS, ordered
 from tests.hostile.plain import PLAIN
 from tests.hostile.use import Made, Used, bare, used
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.hostile import grammar, plain
-from tests.hostile.grammar import CONDITIONS, GATE, HOWS, KEY, LATE, ORDERS, RATE, SUMS, mutants
+from tests.hostile.grammar import CONDITIONS, GATE, HOWS, KEY, LATE, RATE, mutants
 from tests.hostile.innocent import convicted
+from tests.hostile.orders import ORDERS, SUMS
 from tests.hostile.plain import PLAIN
 from tests.hostile.suite import CONDITION, MUTANT, RIGHT, Recipe, recipes
 from tests.hostile.use import bare, most, used

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import torch
 from nxcore.errors import InvalidInputError, UnknownBackendError, UnknownOperatorError
 from nxcore.plugin import Param, Sample, rand
 from nxcore.spec.kernel import YES, no
-from nxcore.testing import Declined, Inapplicable, Row, cuda, examine, rules
+from nxcore.testing import Declined, Inapplicable, Row, examine, rules
 from nxcore.testing.cell import Broken, cells
 from tests.hostile.leaving import EFFECTS, leaving
 from tests.null import fakes
@@ -263,9 +262,7 @@ def test_the_first_call_too_stays_within_its_output():
 
 
 def test_no_rule_is_without_a_kernel_that_breaks_it():
-    on_cuda = {rule.__name__ for rule in cuda.ON_CUDA}
     assert set(BREAKS) >= HELD - {"passes_opcheck"}
-    assert on_cuda == set(BREAKS_ON_CUDA)
 
 
 @pytest.mark.parametrize(
@@ -369,53 +366,3 @@ def test_steps_are_told():
     seen = []
     examine(loopback("add", "sum"), advance=lambda *step: seen.append(step))
     assert seen == [("add loop float32", 0, 2), ("sum loop float32", 1, 2), ("done", 2, 2)]
-
-
-# On CUDA only.
-
-
-def on_a_side_stream(x, dim, keepdim):
-    with torch.cuda.stream(torch.cuda.Stream()):
-        return SPECS["sum"].reference(x, dim, keepdim)
-
-
-def keeps_the_first_answer():
-    kept = []
-
-    def call(x, dim, keepdim):
-        kept.append(SPECS["sum"].reference(x, dim, keepdim) if not kept else kept[0])
-        return kept[0].clone()
-
-    return call
-
-
-def on_the_current_device(x, dim, keepdim):
-    result = SPECS["sum"].reference(x, dim, keepdim)
-    return result.to(torch.device("cuda", torch.cuda.current_device()))
-
-
-def in_thirty_two_bits(x, dim, keepdim):
-    wraps = any(n * s > 2**31 for n, s in zip(x.shape, x.stride(), strict=True))
-    return SPECS["sum"].reference(x.zero_() if wraps else x, dim, keepdim)
-
-
-BREAKS_ON_CUDA = {
-    "runs_on_the_current_stream": lambda: hostile("sum", on_a_side_stream),
-    "replays_in_a_graph": lambda: hostile("sum", keeps_the_first_answer(), graph_safe=True),
-    "runs_on_another_device": lambda: hostile("sum", on_the_current_device),
-    "reads_far_offsets": lambda: hostile("sum", in_thirty_two_bits),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rule", BREAKS_ON_CUDA)
-def test_each_rule_of_a_device_refuses_what_it_is_there_for(rule):
-    if rule == "runs_on_another_device" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
-    assert rule in BREAKS_ON_CUDA[rule]().rules
-
-
-def test_rules_of_a_device_ask_nothing_of_the_cpu():
-    for rule in cuda.ON_CUDA:
-        with pytest.raises(Inapplicable, match="the kernel runs on cpu"):
-            rule(replace(alone(), fixed=torch.device("cpu")))
