@@ -12,6 +12,7 @@ from torch import nn
 import nxcore
 from nxcore.program import replay as of_replays
 from nxcore.program.memory import kept
+from nxcore.program.replay import UNUSED
 from tests.nn.tape import part
 from tests.nn.test_program_results import HOWS
 from tests.nn.test_program_results import Net as Several
@@ -156,7 +157,7 @@ WAYS = {
 def test_evaluation_without_gradients_and_in_inference_mode_is_replayed():
     plain, ours = replayed()
     for number, way in enumerate(WAYS.values()):
-        for _ in range(CALLS + 6):
+        for _ in range(CALLS + UNUSED):  # without a backward pass none is expected
             x, found = torch.randn(2, 3, 4, 4, device=DEVICE), []
             for net in (ours.eval(), plain.eval()):
                 torch.manual_seed(number)  # its layers are left out in evaluation too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+import weakref
 
 import torch
 from torch import nn
@@ -87,3 +88,19 @@ def test_without_memory_for_a_second_run_the_audit_is_left_out(monkeypatch):
 
     monkeypatch.setattr(rounding.Rounded, "_round", short)
     assert audit("a scaled result") == ([], 2)
+
+
+def test_where_plain_torch_runs_out_of_memory_what_it_has_computed_is_freed_before_a_replay():
+    made, seen = [], []
+
+    def plain():
+        computed = torch.ones(2)
+        made.append(weakref.ref(computed))
+        raise torch.OutOfMemoryError
+
+    def ours():
+        seen.append([there() is None for there in made])
+        return torch.zeros(1)
+
+    assert audited(plain, ours, [], [], Tape(), Audits(), made.append) == 0
+    assert seen == [[], [True]]
