@@ -14,6 +14,15 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = {"build", ".venv", "__pycache__"}
 
+# What these needed is counted apart: operators by the names of their files, the rest by folder or page.
+ADDED_OPERATORS = frozenset(
+    """rms_norm layer_norm add_rms_norm group_norm group_norm_silu softmax log_softmax cross_entropy
+    linear_cross_entropy cumsum cumprod topk argsort index_add segment_reduce embedding_dense_backward
+    scaled_dot_product_attention rope silu_mul norms scans scatters softmaxes""".split()
+)
+ADDED_FOLDERS = frozenset(("liger", "flaggems", "fla", "cce", "quack", "cudnn", "flashinfer", "remedies"))
+ADDED_PAGES = frozenset(("wall", "harnesses", "libraries"))
+
 
 class Budget(NamedTuple):
     """What is counted, the most that is allowed now, and where it is to end."""
@@ -32,9 +41,16 @@ def files(pattern: str, *folders: str) -> Iterator[Path]:
                 yield path
 
 
-def lines(pattern: str, *folders: str) -> int:
-    """Count lines."""
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files(pattern, *folders))
+def added(path: Path) -> bool:
+    """Whether a file belongs to an operator, a library or a remedy that is counted apart."""
+    name = path.stem.removeprefix("test_").removesuffix("_backward").removesuffix("_gpu")
+    return name in ADDED_OPERATORS | ADDED_PAGES or bool(ADDED_FOLDERS & set(path.relative_to(ROOT).parts))
+
+
+def lines(pattern: str, *folders: str, apart: bool = False) -> int:
+    """Count the lines of files, without those that are counted apart; or of those alone."""
+    counted = (path for path in files(pattern, *folders) if added(path) == apart)
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in counted)
 
 
 def trees(*folders: str) -> Iterator[ast.Module]:
@@ -80,6 +96,12 @@ BUDGETS = (
     Budget("lines of Python, tests/", 67_850, 46_000, lambda: lines("*.py", "tests")),
     Budget("lines of Python, benchmarks/", 6_000, 6_000, lambda: lines("*.py", "benchmarks")),
     Budget("lines of pages, docs/", 9_500, 9_500, lambda: lines("*.md", "docs")),
+    Budget(
+        "lines, added operators and libraries",
+        12_000,
+        12_000,
+        lambda: lines("*.py", "nxcore", "plugins", apart=True),
+    ),
     Budget("records", 90, 90, lambda: len([*files("*", "benchmarks/results")])),
     Budget("ContextVars", 8, 8, lambda: sum(calls(t, "ContextVar") for t in trees("nxcore", "plugins"))),
     Budget("numeric constants, nxcore/ without ops/", 590, 590, lambda: constants("nxcore")),
