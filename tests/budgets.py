@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LEFT_OUT = {"build", ".venv", "__pycache__"}
 
 # What these needed is counted apart: operators by the names of their files, the rest by folder or page.
-ADDED_OPERATORS = {  # fmt: skip
+ADDED_OPERATORS = {
     "rms_norm",
     "layer_norm",
     "add_rms_norm",
