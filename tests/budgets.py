@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = {"build", ".venv", "__pycache__"}
 
-# What these needed is counted apart: operators by the names of their files, the rest by folder or page.
+# What these needed is counted apart: operators by the names of their files, the rest by folder or name.
 ADDED_OPERATORS = {
     "rms_norm",
     "layer_norm",
@@ -42,6 +42,7 @@ ADDED_OPERATORS = {
 }
 ADDED_FOLDERS = frozenset(("liger", "flaggems", "fla", "cce", "quack", "cudnn", "flashinfer", "remedies"))
 ADDED_PAGES = frozenset(("wall", "harnesses", "libraries"))
+ADDED_SCRIPTS = frozenset(("calibrate", "chance"))
 
 
 class Budget(NamedTuple):
@@ -66,7 +67,7 @@ def added(path: Path) -> bool:
     name = path.stem.removeprefix("test_").removesuffix("_backward").removesuffix("_gpu")
     return (
         name in ADDED_OPERATORS
-        or name in ADDED_PAGES
+        or name in ADDED_PAGES | ADDED_SCRIPTS
         or bool(ADDED_FOLDERS & set(path.relative_to(ROOT).parts))
     )
 
