@@ -172,7 +172,9 @@ MODELS: dict[str, Callable[[torch.device], Made]] = {
     "bert-6x512": words(
         "BertForMaskedLM", hidden_size=512, intermediate_size=2048, num_hidden_layers=6, num_attention_heads=8
     ),
-    "t5-6x512": words("T5ForConditionalGeneration", d_model=512, num_layers=6, num_heads=8),
+    "t5-6x512": words(
+        "T5ForConditionalGeneration", d_model=512, num_layers=6, num_heads=8, decoder_start_token_id=0
+    ),
     "unet": images(UNet, 16),
     "graphsage": graphs,
 }

@@ -15,10 +15,9 @@ from torch.utils import _pytree as pytree
 from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.dice import hosts, put_hosts_back
-from nxcore.graphs.outcome import AGREES, ROUGH, off
 from nxcore.graphs.recorder import Recorder
 from nxcore.interop.internals import gradients
-from nxcore.program.rounding import Rounded, fault
+from nxcore.program.rounding import Rounded, judged
 
 FACTOR, EVERY = 4, 4096
 """How many times as late each audit comes as the one before; and the most replays between two of them."""
@@ -166,43 +165,14 @@ class _Judge:
         of: Callable[[Any], Sequence[Tensor]],
     ) -> bool:
         """Return whether a difference is a fault; ``of`` returns such tensors of another run."""
-        apart = differ(found, wanted)
-        if apart <= AGREES:
+        try:
+            why = judged(what, found, wanted, of, self._rounded)
+        except torch.OutOfMemoryError:
+            self._audits.skipped += 1
             return False
-        why = ""
-        if apart <= ROUGH:
-            try:
-                with self._rounded.run() as again:
-                    why = fault(found, of(again), wanted, differ)
-                if not why:
-                    return False
-            except torch.OutOfMemoryError:
-                self._audits.skipped += 1
-                return False
-            except RuntimeError as error:
-                why = f"and another run raised {type(error).__name__}"
-        self.convict(f"a replay differs from plain torch by {apart:.2g} of its {what}{why and ', '}{why}")
-        return True
-
-
-def differ(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Return by how much tensors differ; infinite if their forms do, or one of both alone isn't finite."""
-    pairs = list(zip(found, wanted, strict=True))
-    if any(f.shape != w.shape or f.dtype != w.dtype or f.requires_grad != w.requires_grad for f, w in pairs):
-        return float("inf")
-    with torch.no_grad():
-        exact = [(f, w) for f, w in pairs if not (f.is_floating_point() or f.is_complex())]
-        if not all(torch.equal(f, w) for f, w in exact):
-            return float("inf")
-        rest = [(f, w) for f, w in pairs if f.is_floating_point()]
-        if not rest:
-            return 0.0
-        apart = off([f for f, _ in rest], [w for _, w in rest])
-        if apart == apart and apart != float("inf"):
-            return apart
-        # A loss that has overflowed is no error of a replay that has overflowed too.
-        rest = [(f.nan_to_num(1.0, 2.0, -2.0), w.nan_to_num(1.0, 2.0, -2.0)) for f, w in rest]
-        return off([f for f, _ in rest], [w for _, w in rest])
+        if why:
+            self.convict(f"a replay differs from plain torch by {why}")
+        return bool(why)
 
 
 class _Pair:

@@ -19,14 +19,15 @@ from nxcore.graphs.buffers import buffer, untouched
 from nxcore.graphs.dice import thrown, with_dice
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.hooks import saving
-from nxcore.graphs.outcome import AGREES, compared, wave
+from nxcore.graphs.outcome import compared, wave
 from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.part import SELDOM
 from nxcore.graphs.recorder import MAKING, Recorder
 from nxcore.interop import autocast, internals
-from nxcore.program.audit import Audits, audited, differ
+from nxcore.program.audit import Audits, audited
 from nxcore.program.memory import Memory, kept, leave, roomy, spare
 from nxcore.program.recording import Places, Recording, Run, alias
+from nxcore.program.rounding import Rounded, judged
 
 MET, UNUSED = 1, 8
 """Calls before a recording; and calls without a backward pass after which none is expected."""
@@ -274,7 +275,12 @@ class Replay:
         def run_once() -> tuple[list[Tensor], list[Any]]:
             return differentiated(self.run(*own), leaves)
 
+        def run_captured() -> tuple[list[Tensor], list[Any]]:
+            with as_captured():
+                return recorder.aside(run_once)
+
         with thrown(recorder, dice):
+            rounded = Rounded(run_captured, [own[i] for i in places.saved], buffers, recorder)
             with untouched(buffers), as_captured():
                 found, draws = with_dice(recorder, lambda: recorder.aside(lambda: self.run(*own)), may=True)
                 check_leaves([t for t in outs_of(found) if t.requires_grad], leaves)
@@ -291,8 +297,9 @@ class Replay:
                 return differentiated(made(own), leaves)
 
             with untouched(buffers), thrown(recorder, dice):
-                replayed = recorder.aside(replay_once)
-                _check(replayed, (*ran, states), buffers)
+                replayed = (*recorder.aside(replay_once), [t.clone() for t in buffers])
+            _check(replayed, (*ran, states), rounded, buffers)
+            del replayed, rounded, ran, states
             with untouched(buffers):
                 self.ran_ms, self.replayed_ms = compared(recorder, run_once, replay_once)
         if self.ran_ms <= LEAST * self.replayed_ms:
@@ -342,24 +349,26 @@ def _alike(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
     return all(torch.equal(own, t) for own, t in zip(copies, tensors, strict=True) if own.is_inference())
 
 
-def _check(
-    found: tuple[list[Tensor], list[Any]],
-    ran: tuple[list[Tensor], list[Any], list[Tensor]],
-    buffers: Sequence[Tensor],
-) -> None:
+Outcome = tuple[list[Tensor], list[Any], list[Tensor]]
+"""Results, gradients, and buffers."""
+
+
+def _check(found: Outcome, ran: Outcome, rounded: Rounded, buffers: Sequence[Tensor]) -> None:
     """Raise if a replay has other results, gradients or buffers than a run."""
-    outs, grads, states = ran
-    if [g is None for g in found[1]] != [g is None for g in grads]:
+    there = [i for i, g in enumerate(ran[1]) if g is not None]
+    if there != [i for i, g in enumerate(found[1]) if g is not None]:
         raise CaptureError("a replay has other gradients than a run")
-    pairs = [(f, g) for f, g in zip(found[1], grads, strict=True) if g is not None]
-    apart = [
-        differ(found[0], outs),
-        differ([f for f, _ in pairs], [g for _, g in pairs]),
-        differ(buffers, states),
-    ]
-    if not max(apart) <= AGREES:
-        each = "{:.2g} of the results, {:.2g} of the gradients and {:.2g} of the buffers".format(*apart)
-        raise CaptureError(f"a replay differs from a run, by {each}")
+
+    def chosen(grads: Sequence[Any]) -> list[Tensor]:
+        return [grads[i] for i in there]
+
+    apart = (
+        judged("results", found[0], ran[0], lambda again: again[0], rounded),
+        judged("gradients", chosen(found[1]), chosen(ran[1]), lambda a: chosen(a[1]), rounded),
+        judged("buffers", found[2], ran[2], lambda _: [t.clone() for t in buffers], rounded),
+    )
+    if any(apart):
+        raise CaptureError(f"a replay differs from a run, by {' and '.join(filter(None, apart))}")
 
 
 def _note(seen: set[int], place: int, _: Tensor) -> None:

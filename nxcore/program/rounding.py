@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.dice import hosts, put_hosts_back, thrown
-from nxcore.graphs.outcome import AGREES, ROUGH
+from nxcore.graphs.outcome import AGREES, ROUGH, off
 from nxcore.graphs.recorder import Recorder
 from nxcore.interop import autocast
 
@@ -26,11 +26,28 @@ FACTOR = 2.0
 TF32 = 2.0**-11
 """The rounding of a factor of convolutions and products, where torch may take 11 bits of it."""
 
-Norm = Callable[[Sequence[Tensor], Sequence[Tensor]], float]
-"""Returns by how much tensors differ."""
+
+def differ(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Return by how much tensors differ; infinite if their forms do, or one of both alone isn't finite."""
+    pairs = list(zip(found, wanted, strict=True))
+    if any(f.shape != w.shape or f.dtype != w.dtype or f.requires_grad != w.requires_grad for f, w in pairs):
+        return float("inf")
+    with torch.no_grad():
+        exact = [(f, w) for f, w in pairs if not (f.is_floating_point() or f.is_complex())]
+        if not all(torch.equal(f, w) for f, w in exact):
+            return float("inf")
+        rest = [(f, w) for f, w in pairs if f.is_floating_point()]
+        if not rest:
+            return 0.0
+        apart = off([f for f, _ in rest], [w for _, w in rest])
+        if apart == apart and apart != float("inf"):
+            return apart
+        # A loss that has overflowed is no error of a replay that has overflowed too.
+        rest = [(f.nan_to_num(1.0, 2.0, -2.0), w.nan_to_num(1.0, 2.0, -2.0)) for f, w in rest]
+        return off([f for f, _ in rest], [w for _, w in rest])
 
 
-def fault(found: Sequence[Tensor], again: Sequence[Tensor], wanted: Sequence[Tensor], differ: Norm) -> str:
+def fault(found: Sequence[Tensor], again: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
     """Return what speaks against a result that differs; empty if rounding alone makes as much.
 
     Of all tensors together that is no more than ``ROUGH`` in any case. Of one alone it may be more: that of a
@@ -120,3 +137,44 @@ class Rounded:
 
 def _float(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def judged(
+    what: str,
+    found: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+    of: Callable[[Any], Sequence[Tensor]],
+    rounded: Rounded,
+) -> str:
+    """Return by how much a result differs, if that is more than rounding makes; else an empty text.
+
+    Parameters
+    ----------
+    what : str
+        What is compared, such as ``gradients``.
+    found, wanted : sequence of Tensor
+        The result, and that of plain torch.
+    of : callable
+        Returns such tensors of what ``rounded`` yields, which runs only where the difference is in doubt.
+    rounded : Rounded
+        The call of plain torch.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        If there is too little memory for the run on rounded tensors.
+    """
+    apart, why = differ(found, wanted), ""
+    if apart <= AGREES:
+        return ""
+    if apart <= ROUGH:
+        try:
+            with rounded.run() as again:
+                why = fault(found, of(again), wanted)
+            if not why:
+                return ""
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            why = f"and another run raised {type(error).__name__}"
+    return f"{apart:.2g} of its {what}{why and ', '}{why}"

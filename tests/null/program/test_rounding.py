@@ -7,13 +7,15 @@ import random
 import re
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
-from nxcore.program import audit as of_audits
-from nxcore.program import rounding
+from nxcore.program import replay, rounding
 from nxcore.program.audit import Audits, audited
+from nxcore.program.replay import State
 from tests.nn.tape import Tape
+from tests.null.program.nets import MET, replays
 from tests.table import for_each
 
 DEPTH = 6
@@ -62,7 +64,7 @@ def audit(how):
 
 def test_another_rounding_is_no_fault_and_leaves_all_as_it_was(monkeypatch):
     assert audit("") == audit("another rounding") == ([], 0)
-    monkeypatch.setattr(of_audits, "fault", lambda *_: "it is looked at")
+    monkeypatch.setattr(rounding, "fault", lambda *_: "it is looked at")
     assert re.match(
         "a replay differs from plain torch by 0.0[1-9]+ of its gradients", audit("another rounding")[0][0]
     )
@@ -80,6 +82,24 @@ def test_a_fault_is_convicted_with_both_figures(how):
     ((why,), skipped) = audit(how)
     assert re.search(FAULTS[how], why), why
     assert not skipped
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.02, State.OURS), (1.2, State.REFUSED)])
+def test_a_recording_is_compared_by_what_rounding_makes_too(compiled, monkeypatch, factor, state):
+    class Rough(replay.Recording):
+        def backward(self, grads):
+            return [g if g is None else factor * g for g in super().backward(grads)]
+
+    monkeypatch.setattr(replay, "Recording", Rough)
+    torch.manual_seed(0)
+    model = Deep()
+    call = compiled(model)
+    for _ in range(MET + 2):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = call(torch.randn(64, 32))
+        out.float().square().sum().backward()
+    (found,) = replays(model)
+    assert found.state is state, found.report
 
 
 def test_without_memory_for_a_second_run_the_audit_is_left_out(monkeypatch):
