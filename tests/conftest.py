@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import nxcore
 from nxcore import session as sessions
 from nxcore.call.operator import Operator
+from nxcore.choose.learn import budget
 from nxcore.measure import race
 from nxcore.measure.load import Unread
 from nxcore.session import Session
@@ -21,6 +23,11 @@ from nxcore.store.lock import Lock
 from tests.paths import path, pytest_generate_tests
 
 __all__ = ["path", "pytest_generate_tests"]
+
+WORKING = frozenset({"nxcore beforehand", "nxcore learns", "nxcore store", "nxcore verifies"})
+"""Threads that verify, race and write: in a later test they would take its time, memory and patches."""
+
+_ended = threading.Event()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,11 +64,30 @@ def _operators_are_asked_for_anew() -> Iterator[None]:
         del kept[name]
 
 
+def left_working(patience: float = 60.0) -> list[str]:
+    """Return the names of the threads of nxcore that are still at work after so many seconds for each."""
+    threads = [thread for thread in threading.enumerate() if thread.name in WORKING]
+    for thread in threads:
+        thread.join(patience)
+    return [thread.name for thread in threads if thread.is_alive()]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left_working() -> Iterator[None]:
+    """What a session still learns ends with the test, after the kernel that is being prepared."""
+    yield
+    _ended.set()
+    left = left_working()
+    _ended.clear()
+    assert not left, f"the test leaves threads at work: {left}"
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _races_read_no_load() -> Iterator[None]:
-    """Races decide as on a quiet machine, whatever runs beside the tests."""
+def _sessions_are_the_tests() -> Iterator[None]:
+    """Races decide as on a quiet machine, whatever runs beside; a test's end ends what its sessions learn."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nxcore.measure.race.load_of", lambda *_: Unread())
+        patch.setattr(budget, "until_the_end", lambda seconds: not _ended.wait(seconds))
         yield
 
 

@@ -96,8 +96,8 @@ class Pace:
         Returns seconds; ``Running`` by default.
     processor : callable
         Returns the CPU seconds of the calling thread.
-    wait : callable
-        Waits some seconds; returns whether the program goes on.
+    wait : callable, optional
+        Waits some seconds; returns whether the program goes on. ``until_the_end`` by default.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Pace:
         grace: float = 0.0,
         clock: Callable[[], float] | None = None,
         processor: Callable[[], float] = time.thread_time,
-        wait: Callable[[float], bool] = until_the_end,
+        wait: Callable[[float], bool] | None = None,
     ) -> None:
         self.share, self._processor, self._wait = share, processor, wait
         self._clock = clock or Running()
@@ -180,7 +180,7 @@ class Pace:
         self.busy.release()
         try:
             while (left := self.left(ahead)) > 0:
-                if not self._wait(left):
+                if not (self._wait or until_the_end)(left):
                     leave()
         finally:
             self.busy.acquire()
@@ -292,13 +292,17 @@ class Hand:
                 self.thread = thread  # set after the start, so that others may join it
 
     def _work(self) -> None:
-        while self._left():
-            with self.pace.working():
-                self.pace.rest(0.0)
-                try:
-                    self._hottest()
-                except Exception as error:  # noqa: BLE001  the other jobs must still run
-                    self._failed(error)
+        try:
+            while self._left():
+                with self.pace.working():
+                    self.pace.rest(0.0)
+                    try:
+                        self._hottest()
+                    except Exception as error:  # noqa: BLE001  the other jobs must still run
+                        self._failed(error)
+        except SystemExit:  # the wait is over for good
+            self._jobs.clear()
+            self.thread = None
 
     def _hottest(self) -> None:
         with self._lock:

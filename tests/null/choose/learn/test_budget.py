@@ -17,6 +17,7 @@ from nxcore.choose.learn.budget import READ_S, Hand, Pace, Running, waited_s
 from nxcore.choose.learn.exploration import MET, Exploration
 from nxcore.spec.problem import Problem
 from nxcore.trust.identity import Identities, Identity
+from tests.conftest import left_working
 from tests.null import fakes
 from tests.null.choose.learn.test_exploration import ADD, CPU, ENOUGH, X, called, learning, ready
 
@@ -164,6 +165,21 @@ def test_a_hand_does_the_next_job_after_one_that_raised():
         thread.join(20)
     assert [str(f) for f in failures] == ["no"]
     assert done[-2:] == ["second", "idle"]
+
+
+def test_a_hand_whose_rest_is_over_for_good_drops_its_jobs_and_takes_later_ones():
+    ends, done = threading.Event(), []
+    pace = Pace(0.01, grace=60.0, wait=lambda _: ends.wait(30) and False)
+    hand = Hand(pace, idle=list, failed=done.append, most=3)
+    hand.add(lambda: done.append("dropped"))
+    resting = hand.thread
+    assert left_working(0.01) == ["nxcore learns"]
+    ends.set()
+    resting.join(30)
+    pace.grace = 0.0
+    hand.add(lambda: done.append("later"))
+    assert not left_working(30)
+    assert done == ["later"]
 
 
 def slow_to_plan(session, seconds, lock):
