@@ -40,7 +40,9 @@ ADDED_OPERATORS = {
     "scatters",
     "softmaxes",
 }
-ADDED_FOLDERS = frozenset(("liger", "flaggems", "fla", "cce", "quack", "cudnn", "flashinfer", "remedies"))
+ADDED_FOLDERS = frozenset(
+    ("liger", "flaggems", "fla", "cce", "quack", "cudnn", "flashinfer", "remedies", "referee", "harnesses")
+)
 ADDED_PAGES = frozenset(("wall", "harnesses", "libraries"))
 ADDED_SCRIPTS = frozenset(("calibrate", "chance"))
 

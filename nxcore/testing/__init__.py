@@ -4,6 +4,7 @@
 
 checks every kernel of a backend against every rule; it finds kernels and samples itself. ``examine`` does the
 same without pytest and returns a row for each kernel and dtype; ``nxcore verify`` prints these rows.
+``verify`` judges a function that belongs to no plugin.
 """
 
 from __future__ import annotations
@@ -14,19 +15,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable
     from nxcore.testing.isolate import isolated
+    from nxcore.testing.referee.report import Check, Report
+    from nxcore.testing.referee.verdict import verify
     from nxcore.testing.rows import Finding, Row, examine
 
-__all__ = ["Broken", "Cell", "Declined", "Finding", "Inapplicable", "Row", "examine", "isolated"]
+__all__ = [
+    "Broken",
+    "Cell",
+    "Check",
+    "Declined",
+    "Finding",
+    "Inapplicable",
+    "Report",
+    "Row",
+    "examine",
+    "isolated",
+    "verify",
+]
 
 HOMES = {
     "Broken": "cell",
     "Cell": "cell",
+    "Check": "referee.report",
     "Declined": "cell",
     "Finding": "rows",
     "Inapplicable": "cell",
+    "Report": "referee.report",
     "Row": "rows",
     "examine": "rows",
     "isolated": "isolate",
+    "verify": "referee.verdict",
 }
 
 

@@ -175,7 +175,7 @@ class Truth:
             for size, *norms, largest in zip(group.sizes, *four, strict=True):
                 norm, apart, reach = (value / size**0.5 for value in norms)
                 fits = largest < torch.finfo(group.dtype).max / 2 and math.isfinite(norm)  # false for NaN too
-                allowed = self._allowed(norm, apart, reach, group.dtype, size) if fits else -1.0
+                allowed = self.allowed(norm, apart, reach, group.dtype, size) if fits else -1.0
                 group.limits.append((allowed, norm))
         return made
 
@@ -222,7 +222,7 @@ class Truth:
             info.smallest_normal * info.eps + self.terms * torch.finfo(torch.float32).smallest_normal
         )
 
-    def _allowed(self, norm: float, apart: float, reach: float, dtype: Dtype, size: int) -> float:
+    def allowed(self, norm: float, apart: float, reach: float, dtype: Dtype, size: int) -> float:
         """Return the bound of gate (b), from the norms of a result, torch's error and the scale."""
         u = ROUNDOFF[dtype]
         allowed = 3 * apart + u / 8 * norm + (ACCUMULATOR + self.share) * reach + self._quantum(dtype)
@@ -251,7 +251,7 @@ class Truth:
         norm, apart, reach, rms = numbers(
             [_rms(y64), _rms((like[finite].double() - y64).abs()), _rms(scale), _rms(error)]
         )
-        allowed = self._allowed(norm, apart, reach, y.dtype, y64.numel())
+        allowed = self.allowed(norm, apart, reach, y.dtype, y64.numel())
         relative = _relative(rms, norm, allowed)
         if bool((error > bound).any()):
             at = float((error / bound).max())

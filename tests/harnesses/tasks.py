@@ -1,4 +1,4 @@
-"""What the kernels of the bake-off compute: plain torch references, and the inputs that a benchmark would take."""
+"""What the kernels of the bake-off compute: references in torch, and the inputs of a benchmark."""
 
 from __future__ import annotations
 

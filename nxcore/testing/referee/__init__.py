@@ -1,0 +1,1 @@
+"""The referee: ``verify`` judges a function of tensors, without a plugin or a registry."""
