@@ -236,16 +236,8 @@ def require_current_stream(lane: Lane, device: torch.device, clock: Clock) -> No
 def fault(lanes: Sequence[Lane], lost: float, load: Load, cost: Cost | None, *, cut: bool) -> str:
     """Return why the times of a race say nothing; empty if they do.
 
-    Parameters
-    ----------
-    lanes : sequence of Lane
-    lost : float
-        The share of its time in which others had the processors.
-    load : Load
-    cost : Cost, optional
-        What a call must move and compute.
-    cut : bool
-        Whether it ended before its first look, since others disturbed it.
+    Others had the processors in the share ``lost`` of its time; it is ``cut`` if they ended it before its
+    first look. A call's ``cost`` is what it must move and compute.
     """
     timed = [lane for lane in lanes if lane.host_us]
     if cut or any(lane.disturbed > DISTURBED * len(lane.host_us) for lane in timed):

@@ -120,8 +120,28 @@ class Race:
     ----------
     calls : mapping of str to callable
         Label -> callable without arguments. All work must run on ``device``'s current stream.
-    device, rivals, again, settled, effort, clock, seed, suspect, failed, load, cost
-        As ``race`` takes them.
+    device : torch.device
+    rivals : frozenset of str
+        Labels that all others are compared with. They are dropped only if they are slow among themselves:
+        without the fastest of them no comparison would be possible.
+    again : str
+        Label of the A/A row: a second entry of the fastest of ``rivals`` during warm-up, or of the first
+        call. Empty for none.
+    settled : callable
+        Called at each look; returns whether every verdict is clear.
+    effort : Effort
+    clock : callable
+        Returns nanoseconds; a test may replace it.
+    seed : int
+    suspect : bool
+        Check that each call's work is on the current stream; the first call and ``rivals`` don't need it.
+    failed : callable, optional
+        Called with the label and the exception of a call that raised, which then leaves. Without it, and for
+        the first call, the exception is raised.
+    load : Load, optional
+        Reads what others had of the processors; by default nothing on CUDA, or by another clock.
+    cost : Cost, optional
+        What a call must move and compute, which its time is held against.
 
     Attributes
     ----------
@@ -314,49 +334,8 @@ class Race:
             cpu_block(lane, self._clock, self._load, lambda: self._late)
 
 
-def race(
-    calls: Mapping[str, Callable[[], Any]],
-    device: torch.device,
-    *,
-    rivals: frozenset[str] = frozenset(),
-    again: str = "",
-    settled: Settled = lambda _: False,
-    effort: Effort = Effort(),
-    clock: Clock = time.perf_counter_ns,
-    seed: int = 0,
-    suspect: bool = True,
-    failed: Callable[[str, Exception], None] | None = None,
-    load: Load | None = None,
-    cost: Cost | None = None,
-) -> dict[str, Timing]:
-    """Time ``calls`` against each other, in interleaved blocks, at once.
-
-    Parameters
-    ----------
-    calls : mapping of str to callable
-        Label -> callable without arguments. All work must run on ``device``'s current stream.
-    device : torch.device
-    rivals : frozenset of str
-        Labels that all others are compared with. They are dropped only if they are slow among themselves:
-        without the fastest of them no comparison would be possible.
-    again : str
-        Label of the A/A row: a second entry of the fastest of ``rivals`` during warm-up, or of the first
-        call. Empty for none.
-    settled : callable
-        Called at each look; returns whether every verdict is clear.
-    effort : Effort
-    clock : callable
-        Returns nanoseconds; a test may replace it.
-    seed : int
-    suspect : bool
-        Check that each call's work is on the current stream; the first call and ``rivals`` don't need it.
-    failed : callable, optional
-        Called with the label and the exception of a call that raised, which then leaves. Without it, and for
-        the first call, the exception is raised.
-    load : Load, optional
-        Reads what others had of the processors; by default nothing on CUDA, or by another clock.
-    cost : Cost, optional
-        What a call must move and compute, which its time is held against.
+def race(calls: Mapping[str, Callable[[], Any]], device: torch.device, **how: Any) -> dict[str, Timing]:
+    """Time ``calls`` against each other, in interleaved blocks, at once; ``how`` is as ``Race`` takes it.
 
     Returns
     -------
@@ -369,7 +348,7 @@ def race(
     MeasurementError
         If a call's work isn't on the current stream, so that it can't be timed.
     """
-    found = Race(calls, device, rivals, again, settled, effort, clock, seed, suspect, failed, load, cost)
+    found = Race(calls, device, **how)
     found.go()
     return found.timings
 

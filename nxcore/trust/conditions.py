@@ -13,21 +13,20 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nxcore.errors import FOREIGN
-from nxcore.registry.registry import Registry
 from nxcore.spec.device import current
 from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.spec import OpSpec
-from nxcore.trust.form import form, misformed, spans
-from nxcore.trust.memory import WALL, Guarded, Walls, bits, each, same
-from nxcore.trust.truth import Truth, without_out
+from nxcore.trust.form import exchanged, form, misformed, misplaced, spans, twin
+from nxcore.trust.memory import WALL, Guarded, Walls, bits, each, same, span
+from nxcore.trust.truth import Truth, numbers, without_out
 
 Call = Callable[..., Any]
 Run = Callable[[Call, tuple[Any, ...]], Any]
@@ -35,75 +34,136 @@ Run = Callable[[Call, tuple[Any, ...]], Any]
 ODD = WALL + 1
 """Elements of a wall: behind it, a tensor is aligned to one element alone."""
 
+REPEATED = "new numbers at the same addresses gave the old result"
+"""Why a kernel that keeps its results is wrong."""
+
 LARGE, LARGE_HALF = 1_000_000, 3000
 """Factors on a number, and in float16, whose largest number is 65504."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The arguments of a sample in another form, for the same plan.
-
-    Attributes
-    ----------
-    what : str
-        How they differ.
-    args : tuple
-    truth : Truth
-        Their own.
-    """
+    """The arguments of a sample in another form, for the same plan: how they differ, and their own truth."""
 
     what: str
     args: tuple[Any, ...]
     truth: Truth
 
+    def of(self, why: str) -> str:
+        """Return what is wrong with it in words; empty if nothing is."""
+        return f"{self.what}: {why}" if self.what and why else why
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sample as it is built on a device, in a dtype; ``build`` makes its arguments with other numbers."""
+
+    spec: OpSpec
+    args: tuple[Any, ...]
+    truth: Truth
+    build: Callable[[], tuple[Any, ...]]
+
+    @functools.cached_property
+    def others(self) -> tuple[Any, ...]:
+        """The arguments with other numbers."""
+        return self.build()
+
+    @functools.cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """See ``variants``."""
+        return variants(self.spec, self.args, Problem.of(self.spec, self.args))
+
+
+class _Tried:
+    """A kernel under conditions: each on other numbers first, then on the sample's at the same addresses.
+
+    So a result that was kept from an earlier call is wrong; one that was kept from the condition's own first
+    call is the same twice.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.known = case, None
+        self._kept: list[Tensor] = []
+        self._repeats: list[tuple[Variant, Any, Tensor]] = []
+
+    def wrong(
+        self, call: Call, given: Any, one: Variant, run: Run | None = None, guard: Guarded | None = None
+    ) -> str:
+        """Return how a kernel is wrong on ``given``, which holds the numbers of ``one``."""
+        early: list[Any] = []
+
+        def renewed(*args: Any) -> Any:
+            _fill(args, self.case.others)
+            early.append(_known(call(*args)))
+            _fill(args, one.args)
+            return call(*args)
+
+        result = run(renewed, given) if run else renewed(*given)
+        now, (before,) = _known(result), early
+        if guard is None:  # else the walls show it
+            self._kept.append(_equal(bits(leaves(given)), bits(leaves(one.args))))
+        own = one.truth is self.case.truth
+        why = _wrong(one, given, result, now, self.known if own else None, guard)
+        if before[0] == now[0] and now[1]:
+            repeats = _equal(before[1], now[1])
+            self._repeats.append((one, given, repeats))
+            why = f"{why}; {REPEATED}" if why and bool(repeats) else why
+        self.known = now if own and not why else self.known
+        return one.of(why)
+
+    def left(self) -> str:
+        """Return what else is wrong: the host waits for these comparisons once."""
+        flags = numbers([*self._kept, *(repeats for *_, repeats in self._repeats)])
+        if not all(flags[: len(self._kept)]):
+            return "an input must be left unchanged, in another thread and in inference mode too"
+        for (one, given, _), repeats in zip(self._repeats, flags[len(self._kept) :], strict=True):
+            if repeats and self._differs(one, given):
+                return one.of(REPEATED)
+        return ""
+
+    def _differs(self, one: Variant, given: Any) -> bool:
+        """Return whether the reference's results differ for the other numbers."""
+        results = []
+        for args in (self.case.others, one.args):
+            _fill(given, args)
+            results.append(_known(self.case.spec.reference(*given)))
+        return not _same(*results)
+
+
+def _fill(args: Any, numbers: Any) -> None:
+    """Write numbers into the memory of tensors of the same form, gaps included."""
+    to, of = ([t.as_strided((span(t),), (1,)) for t in leaves(some)] for some in (args, numbers))
+    torch._foreach_copy_(to, of)
+
 
 @torch.no_grad()
-def unheld(
-    call: Call, args: tuple[Any, ...], truth: Truth, others: tuple[Variant, ...] | None, *, odd: bool = True
-) -> str:
+def unheld(call: Call, case: Case, odd: bool = True) -> str:
     """Return the condition under which a kernel is wrong, and how; empty if there is none.
 
-    Parameters
-    ----------
-    call : callable
-        The kernel's plan for ``args``.
-    args : tuple
-        The arguments of a sample without an ``out``.
-    truth : Truth
-        The right result.
-    others : tuple of Variant, optional
-        See ``variants``. None for a further sample of an operator, which is moved in memory alone.
-    odd : bool
-        Whether inputs lie at odd addresses, where functions of torch can end a CUDA context.
+    ``call`` is its plan for the arguments of a sample without an ``out``. Functions of torch can end a CUDA
+    context at ``odd`` addresses.
     """
-    if others is None:
-        return guarded(call, args, truth, wall=1 if odd else WALL)
-    device = next((t.device for t in leaves(args) if t.device.type != "cpu"), torch.device("cpu"))
-    result = call(*args)
-    if why := _wrong(truth, args, result):
+    device = next((t.device for t in leaves(case.args) if t.device.type != "cpu"), torch.device("cpu"))
+    tried, mine = _Tried(case), twin(case.args)
+    plain = Variant("", case.args, case.truth)
+    if why := tried.wrong(torch.enable_grad()(call), mine, plain) or moved(call, case, odd, tried):
         return why
-    known = _known(result)
-    if why := guarded(call, args, truth, wall=ODD if odd else WALL, known=known):
-        return why
-    where: dict[str, Run] = {
+    fresh = functools.partial(_within, Guarded(fill=torch.nan, walled=False), call)
+    runs: dict[str, Run] = {
         "in another thread, on tensors that require a gradient": functools.partial(_elsewhere, device),
         **({"on a stream of its own": _beside} if device.type == "cuda" else {}),
     }
-    given = list(leaves((args, *(other.args for other in others))))
-    before = bits(given)
-    fresh = functools.partial(_within, Guarded(fill=torch.nan, walled=False), call)
-    for what, run in where.items():
-        if why := _wrong(truth, args, run(fresh, args), known):
-            return f"{what}: {why}"
+    for what, run in runs.items():
+        if why := tried.wrong(fresh, mine, replace(plain, what=what), run):
+            return why
     with torch.inference_mode():
-        if why := _wrong(truth, args, fresh(*args), known):
-            return f"in inference mode: {why}"
-    for other in others:
-        if why := _wrong(other.truth, other.args, fresh(*other.args)):
-            return f"{other.what}: {why}"
-    if not same(before, bits(given)):
-        return "an input must be left unchanged, in another thread and in inference mode too"
-    return ""
+        if why := tried.wrong(fresh, mine, replace(plain, what="in inference mode")):
+            return why
+    places = dict(zip(map(id, leaves(case.args)), leaves(mine), strict=True))
+    for one in case.variants:
+        if why := tried.wrong(fresh, exchanged(one.args, places), one):
+            return why
+    return tried.left()
 
 
 def _within(guard: Guarded, call: Call, *args: Any) -> Any:
@@ -118,20 +178,22 @@ def _within(guard: Guarded, call: Call, *args: Any) -> Any:
         return call(*args)
 
 
-def guarded(call: Call, args: tuple[Any, ...], truth: Truth, *, wall: int, known: Any = None) -> str:
+@torch.no_grad()
+def moved(call: Call, case: Case, odd: bool = True, tried: _Tried | None = None) -> str:
     """Return how a kernel is wrong on inputs at other addresses, or which memory beside them it writes.
 
     Inputs are between walls, results between guards, and new memory holds NaN.
     """
-    walls, guard = Walls(args, wall, 3.0), Guarded(fill=torch.nan)
-    result = _within(guard, call, *walls.args)
+    walls, guard = Walls(case.args, (ODD if tried else 1) if odd else WALL, 3.0), Guarded(fill=torch.nan)
+    one = Variant(f"on inputs at {'odd' if odd else 'other'} addresses", case.args, case.truth)
+    within = functools.partial(_within, guard, call)
+    if tried:
+        why = tried.wrong(within, walls.args, one, guard=guard)
+    else:
+        why = one.of(_wrong(one, walls.args, within(*walls.args), guard=guard))
     if walls.changed:
         return "an input must be left unchanged, and the memory beside it"
-    if guard.scratched:
-        return "memory beside a result must be left unchanged"
-    why = _wrong(truth, args, result, known, stored=not guard.blocks)
-    where = "other" if wall == WALL else "odd"
-    return f"on inputs at {where} addresses: {why}" if why else ""
+    return "memory beside a result must be left unchanged" if guard.scratched else why
 
 
 def _guardable() -> bool:
@@ -149,19 +211,18 @@ def _uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 
 def _wrong(
-    truth: Truth,
-    args: tuple[Any, ...],
-    result: Any,
-    known: Any = None,
-    *,
-    stored: bool = True,
+    one: Variant, given: Any, result: Any, now: Any = None, known: Any = None, guard: Guarded | None = None
 ) -> str:
     """Return how a result is wrong; one that equals what is ``known`` to be right needs no other look."""
-    if known is None or not _same(_known(result), known):
-        found = truth.judge(result)
+    if known is None or not _same(now, known):
+        found = one.truth.judge(result)
         if not found.ok:
             return found.reason
-    return misformed(tuple(leaves(result)), form(truth.torch, spans(list(leaves(args))))) if stored else ""
+    results, like = tuple(leaves(result)), form(one.truth.torch, spans(list(leaves(one.args))))
+    stored = guard is None or not guard.blocks  # else its memory is that of the guards too
+    return misplaced(results, like, spans(list(leaves(given)))) or (
+        misformed(results, like) if stored else ""
+    )
 
 
 def _known(result: Any) -> Any:
@@ -171,6 +232,11 @@ def _known(result: Any) -> Any:
 
 def _same(one: Any, other: Any) -> bool:
     return one[0] == other[0] and same(one[1], other[1])
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> Tensor:
+    """Return whether ``bits`` are the same, on their device."""
+    return functools.reduce(torch.logical_and, [(a == b).all() for a, b in zip(some, others, strict=True)])
 
 
 def _elsewhere(device: torch.device, call: Call, args: tuple[Any, ...]) -> Any:
@@ -253,16 +319,6 @@ def _sized(spec: OpSpec, args: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any
         )
         if any(g is not a for g, a in zip(given, args, strict=True)):
             yield f"with {what} numbers", given
-
-
-@functools.lru_cache(maxsize=256)
-def varied(
-    op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
-) -> tuple[Variant, ...]:
-    """Return the variants of a sample, shared by an operator's kernels."""
-    spec = registry.spec(op)
-    args = next(s for s in spec.samples if s.name == name).build(spec, device, dtype)
-    return variants(spec, args, Problem.of(spec, args))
 
 
 def whole(spec: OpSpec, args: tuple[Any, ...]) -> bool:

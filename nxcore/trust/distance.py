@@ -18,20 +18,8 @@ def strays(spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack:
 
     The allowed distance is twice the bound of gate (a). It is computed in the call's own dtype or in float32,
     on the call's own device, without waiting for it. A result that passes gate (a), as torch's own does,
-    never strays. NaN strays where torch has a number, and infinity where torch has none.
-
-    Parameters
-    ----------
-    spec : OpSpec
-        The operator.
-    args : tuple
-        The arguments of both calls, without an ``out``.
-    native : Any
-        The reference's result.
-    result : Any
-        The result to compare, of the same form.
-    slack : float
-        A factor on the allowed distance.
+    never strays. NaN strays where torch has a number, and infinity where torch has none. ``args`` have no
+    ``out``, ``native`` is the reference's result, and ``slack`` a factor on the allowed distance.
     """
     pairs = list(zip(leaves(result), leaves(native), strict=True))
     found = torch.zeros((), dtype=torch.bool, device=pairs[0][1].device)

@@ -55,6 +55,13 @@ def misformed(result: Any, like: Any) -> str:
     return _misformed(result, like) or misstored(list(leaves(result)), list(_forms(like)))
 
 
+def misplaced(results: Sequence[Tensor], like: Any, inputs: Sequence[tuple[int, int]]) -> str:
+    """Return whether a result shares memory with an input, where torch's has its own; empty if none does."""
+    pairs = zip(results, _forms(like), strict=True)
+    shared = any(meet(spans([tensor]), inputs) and not form.views for tensor, form in pairs)
+    return "a result must not share memory with an input" if shared else ""
+
+
 def _forms(like: Any) -> Iterator[Form]:
     if isinstance(like, Form):
         yield like

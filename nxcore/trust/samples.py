@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from nxcore.spec.layout import layout_class
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.sample import EXACT, Sample
 from nxcore.spec.spec import OpSpec
+from nxcore.trust.conditions import Case
 from nxcore.trust.truth import Truth, require_telling, without_out
 
 OPERATORS = "nxcore.ops."
@@ -63,9 +63,7 @@ def alike(op: str, dtype: torch.dtype, layout: str, registry: Registry) -> tuple
 
 
 @functools.lru_cache(maxsize=256)
-def built(
-    op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
-) -> tuple[tuple[Any, ...], Truth]:
+def built(op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry) -> Case:
     """Build a sample and its truth, shared by an operator's kernels.
 
     Raises
@@ -76,18 +74,14 @@ def built(
     spec = registry.spec(op)
     sample = next(s for s in spec.samples if s.name == name)
     args = sample.build(spec, device, dtype)
-    truth = Truth.of(spec, args, exactly=EXACT in sample.tags)
-    if truth.share or not _tried(spec, sample, dtype):
-        other = renumbered(spec, sample, device, dtype)
+    renumbered = Sample(f"{sample.name}, other numbers", sample.args, sample.kwargs)
+    build = functools.partial(renumbered.build, spec, device, dtype)
+    case = Case(spec, args, Truth.of(spec, args, exactly=EXACT in sample.tags), build)
+    if case.truth.share or not _tried(spec, sample, dtype):
         with torch.no_grad():
-            earlier = tuple(leaves(spec.reference(*without_out(spec, other))))
-        require_telling(truth, args, name, previous=earlier)
-    return args, truth
-
-
-def renumbered(spec: OpSpec, sample: Sample, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Build a sample with other numbers."""
-    return Sample(f"{sample.name}, other numbers", sample.args, sample.kwargs).build(spec, device, dtype)
+            earlier = tuple(leaves(spec.reference(*without_out(spec, case.others))))
+        require_telling(case.truth, args, name, previous=earlier)
+    return case
 
 
 def _tried(spec: OpSpec, sample: Sample, dtype: torch.dtype) -> bool:

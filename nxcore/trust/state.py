@@ -84,11 +84,12 @@ def _numpys() -> Any:
     if (numpy := sys.modules.get("numpy")) is None:
         return None
     name, words, *rest = numpy.random.get_state()
-    return name, tuple(words.tolist()), *rest
+    return name, words.tobytes(), *rest
 
 
 def _to_numpy(state: Any) -> None:
-    sys.modules["numpy"].random.set_state(state)
+    numpy, (name, words, *rest) = sys.modules["numpy"], state
+    numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
 
 
 _VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  not decoded

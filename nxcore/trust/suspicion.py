@@ -29,20 +29,9 @@ def confirmed(
 
     The kernel runs again on copies of the inputs, which no other thread can write into, and is compared with
     the float64 reference by both gates. A result that can't be reproduced convicts only if it is far off and
-    the inputs are unchanged.
-
-    Parameters
-    ----------
-    planned : callable, optional
-        The suspect's plan for the call's problem; None for some rows of a call, which can't run again.
-    spec : OpSpec
-        The operator.
-    own : tuple
-        Copies of the arguments, from before the call.
-    result : Any
-        The kernel's result in that call, of torch's form.
-    changed : bool
-        Whether an input had changed after the call, or the result since: then the second run alone counts.
+    the inputs are unchanged. ``planned`` is None for some rows of a call, which can't run again; ``own`` are
+    copies of the arguments from before it. Where an input ``changed`` after the call, or the result since,
+    the second run alone counts.
     """
     given = without_out(spec, own)
     truth = Truth.of(spec, given)
@@ -119,15 +108,18 @@ def restore(args: tuple[Any, ...], own: tuple[Any, ...]) -> None:
 def _sure(truth: Truth, given: tuple[Any, ...], result: Any) -> bool:
     """Return whether special values in the result are the kernel's fault, not the caller's.
 
-    If an input is NaN or infinite, or the numbers are so large that the order of a sum determines whether it
-    overflows, only elements that are finite in both results count.
+    What only moves values has one right result. Elsewhere, if an input is NaN or infinite, or the numbers are
+    so large that the order of a sum determines whether it overflows, only elements that are finite in both
+    results count.
     """
+    if truth.bitwise:
+        return True
     floats = [t for t in leaves(given) if t.is_floating_point()]
     finite = all(bool(t.isfinite().all()) for t in floats)
     limit = min((torch.finfo(t.dtype).max / 2 for t in truth.torch if t.is_floating_point()), default=1.0)
     if finite and all(bool((s.abs() < limit).all()) for s in truth.scale if s.is_floating_point()):
         return True
-    return not truth.bitwise and all(
+    return all(
         y.is_floating_point() and torch.equal(y.isfinite(), t.isfinite())
         for y, t in zip(leaves(result), truth.torch, strict=True)
     )

@@ -30,7 +30,7 @@ from nxcore.errors import VerificationError
 from nxcore.spec.precision import SHARE
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
-from nxcore.trust.form import form, misformed, spans
+from nxcore.trust.form import form, misformed, misplaced, spans
 from nxcore.trust.memory import bits, same
 from nxcore.trust.state import UNCHANGED, State, disturbance
 
@@ -47,17 +47,10 @@ ROUNDOFF = {
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The comparison of a result with the truth.
+    """The comparison of a result with the truth: whether both gates passed, else the broken rule.
 
-    Attributes
-    ----------
-    ok : bool
-        Whether both gates passed.
-    error : float
-        The relative error in the 2-norm, over the finite outputs. The absolute one where zeros would be
-        within the allowed error: their relative error is 1, and they are right.
-    reason : str
-        The broken rule, and by how much.
+    The error is the relative one in the 2-norm, over the finite outputs. It is the absolute one where zeros
+    would be within the allowed error: their relative error is 1, and they are right.
     """
 
     ok: bool
@@ -182,11 +175,6 @@ class Truth:
     @property
     def _scales(self) -> list[Tensor]:
         return [s.broadcast_to(like.shape) for s, like in zip(self.scale, self.torch, strict=True)]
-
-    def agrees(self, result: tuple[Tensor, ...]) -> bool:
-        """Return whether outputs of the right dtype and shape pass both gates; ``judge`` gives the reason."""
-        tame = sum(allowed >= 0 for group in self._tame for allowed, _ in group.limits) == len(self.torch)
-        return all(self._passed(result)) if tame else self.judge(result).ok
 
     def _passed(self, result: Sequence[Tensor]) -> list[Agreement | None]:
         """Return the agreement of outputs by a quick test; None where it isn't enough.
@@ -315,23 +303,10 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 def require_telling(
     truth: Truth, args: tuple[Any, ...], name: str, previous: tuple[Tensor, ...] = ()
 ) -> None:
-    """Raise where a kernel that does nothing would pass a sample.
+    """Raise a VerificationError where a kernel that does nothing would pass a sample.
 
-    Parameters
-    ----------
-    truth : Truth
-        The truth of the sample.
-    args : tuple
-        Its arguments.
-    name : str
-        Its name.
-    previous : tuple of Tensor
-        The outputs for other numbers, which memory may still hold from an earlier call.
-
-    Raises
-    ------
-    VerificationError
-        If zeros, the mean, the first input or ``previous`` in place of every output would pass both gates.
+    That is where zeros, the mean, the first input or ``previous``, the outputs for other numbers, which
+    memory may still hold, would pass both gates in place of every output.
     """
     if truth.bitwise:
         return  # compared bit for bit: a result that passes is right
@@ -347,7 +322,7 @@ def require_telling(
     for what, impostor in impostors.items():
         if what == "the mean" and all(y.numel() == 1 for y in truth.torch):
             continue  # one number is its own mean
-        if truth.agrees(impostor):
+        if truth.judge(impostor, laid_out=False).ok:
             raise VerificationError(f"sample {name!r} can't distinguish {what} from the right result")
 
 
@@ -379,12 +354,11 @@ def agreement(
     if out is not None and (not isinstance(result, Tensor) or result.data_ptr() != out.data_ptr()):
         return Agreement(False, float("inf"), "out must be written and returned")
     found = truth.judge(result, laid_out=out is None)
-    if (
-        found.ok
-        and out is None
-        and (why := misformed(tuple(leaves(result)), form(truth.torch, spans(list(leaves(inputs))))))
-    ):
-        return Agreement(False, float("inf"), why)
+    if found.ok and out is None:
+        given, results = spans(list(leaves(inputs))), tuple(leaves(result))
+        like = form(truth.torch, given)
+        if why := misformed(results, like) or misplaced(results, like, given):
+            return Agreement(False, float("inf"), why)
     return found
 
 

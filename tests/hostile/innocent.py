@@ -1,4 +1,4 @@
-"""Right kernels on a machine that lacks something at one moment of their lives: none is convicted.
+"""Right kernels on a machine that lacks something, or ends their process, at one moment: none is convicted.
 
 python -m tests.hostile.innocent [CASES [SEED]]
 """
@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import random
+import signal
 import sys
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests import fresh
 from tests.hostile.plain import Dice
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.null.trust.test_trial import plug
+
+KILLS = 40
+"""One case in so many is that of a process that is killed."""
 
 PLACES = ("accepts", "planner", "run")
 NUMBERS = ("ENOSPC", "EROFS", "EDQUOT", "EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "EIO", "ESTALE", "EACCES")
@@ -92,11 +101,54 @@ def convicted(seed: int) -> str:
     return f"seed {seed}: {entries[0]} after {error!r}" if entries else ""
 
 
+KILLED = """
+import os, sys, nxcore, torch
+from nxcore.trust.gate import Gate
+def counted(*args, run=Gate._run, left=list(range({moment}))):
+    sys.setprofile(lambda *_: left.pop() if left else os.kill(os.getpid(), {signal}))
+    return run(*args)
+Gate._run = counted
+nxcore.op("add", backend="innocent")(torch.ones(3, 5), torch.ones(3, 5))
+"""
+"""A process that is ended at some moment of a verification, counted in calls of functions and their ends."""
+
+USED = """
+import nxcore, torch
+from nxcore.cli import app
+x = torch.ones(3, 5)
+assert torch.equal(nxcore.op("add", backend="innocent")(x, x), 2 * x)
+app(["doctor"])
+"""
+"""A later process: the plugin's kernel serves, or it raises, and ``doctor`` finds nothing broken."""
+
+MOMENTS = 30_000
+"""The most moments: a verification has about as many."""
+
+
+def killed(seed: int) -> str:
+    """End a process in which a kernel is verified from outside; return what a later one misses."""
+    dice = random.Random(seed)
+    how = dice.choice((signal.SIGKILL, signal.SIGTERM))
+    with tempfile.TemporaryDirectory() as folder:
+        plug(Path(folder))
+        env = os.environ | {
+            "PYTHONPATH": folder,
+            "NXCORE_BACKENDS": "innocent",
+            "NXCORE_CACHE": f"{folder}/cache",
+        }
+        code = KILLED.format(moment=dice.randrange(MOMENTS), signal=int(how))
+        first = fresh.run("-c", code, env=env).returncode
+        done = fresh.run("-c", USED, env=env)
+    ended = "" if first in (0, -how) else f"it ended by {first}"
+    return f"seed {seed}: {ended}{done.stderr}" if ended or done.returncode else ""
+
+
 def main() -> int:
     """Provoke cases, of a number and a seed that may be given, and print how many kernels are convicted."""
     given = list(map(int, sys.argv[1:]))
     count, seed = (*given, *(1000, random.SystemRandom().randrange(1 << 30))[len(given) :])
-    found = [why for i in range(count) if (why := convicted(seed + i))]
+    cases = [(killed if i % KILLS == 0 else convicted)(seed + i) for i in range(count)]
+    found = list(filter(None, cases))
     print(*found[:10], f"seed {seed}: {len(found)} of {count} innocent kernels convicted or wrong", sep="\n")
     return bool(found)
 

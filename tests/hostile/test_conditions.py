@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from nxcore.trust.conditions import unheld, variants
+from nxcore.trust.conditions import moved, unheld, variants
+from nxcore.trust.samples import built
 from nxcore.trust.truth import Truth
 from tests.null import fakes
 from tests.null.fakes import SPECS
+from tests.table import for_each
 
 
 def beside_an_input(x, dim, keepdim):
@@ -85,46 +88,97 @@ def test_torchs_own_is_right_on_every_variant(op):
             assert Truth.of(spec, one.args).judge(spec.reference(*one.args)).ok, one.what
 
 
+def case(op="add"):
+    return built(op, SPECS[op].samples[0].name, torch.device("cpu"), torch.float32, fakes.registry())
+
+
 @pytest.mark.parametrize("odd", [True, False])
 def test_inputs_lie_at_odd_addresses_only_where_they_may(odd):
-    spec, met = SPECS["add"], []
-    args = spec.samples[0].build(spec, torch.device("cpu"), torch.float32)
+    met = []
 
     def call(*given):
         met.append(given[0].data_ptr() % 16)
-        return spec.reference(*given)
+        return SPECS["add"].reference(*given)
 
-    for others in ((), None):
-        assert not unheld(call, args, Truth.of(spec, args), others, odd=odd)
+    for tried in (unheld, moved):
+        assert not tried(call, case(), odd)
     assert any(met) is odd
 
 
 def test_a_result_in_the_memory_of_an_earlier_one_is_compared_with_what_that_held():
-    spec, runs = SPECS["add"], []
-    args = spec.samples[0].build(spec, torch.device("cpu"), torch.float32)
-    kept = spec.reference(*args)
+    runs, kept = [], SPECS["add"].reference(*case().args)
 
     def call(*given):
         runs.append(1)
-        return kept.copy_(spec.reference(*given)) if len(runs) < 3 else kept.fill_(0.5)
+        return kept.copy_(SPECS["add"].reference(*given)) if len(runs) < 5 else kept.fill_(0.5)
 
-    assert unheld(call, args, Truth.of(spec, args), ()).startswith("in another thread")
+    assert unheld(call, case()).startswith("in another thread")
 
 
 def test_a_verification_beside_the_program_leaves_dynamo_on():
-    spec, counter = SPECS["add"], CompileCounter()
+    counter = CompileCounter()
     function = torch.compile(lambda x: x + 1, backend=counter, fullgraph=True)
-    args = spec.samples[0].build(spec, torch.device("cpu"), torch.float32)
     found = []
 
     def call(*given):
         function(torch.ones(2))
-        return spec.reference(*given)
+        return SPECS["add"].reference(*given)
 
-    tried = threading.Thread(target=lambda: found.append(unheld(call, args, Truth.of(spec, args), None)))
+    tried = threading.Thread(target=lambda: found.append(moved(call, case())))
     tried.start()
     tried.join()
     assert (found, counter.frame_count) == ([""], 1)
+
+
+KEYS = {
+    "shape": lambda x: (x.shape, x.dtype),
+    "address": lambda x: (x.data_ptr(), x.shape),
+    "object": lambda x: (id(x), x.shape),
+}
+WHEN = {
+    "odd addresses": lambda x, y, alpha: x.data_ptr() % 16,
+    "offset": lambda x, y, alpha: x.storage_offset(),
+    "another thread": lambda x, y, alpha: threading.current_thread() is not threading.main_thread(),
+    "require a gradient": lambda x, y, alpha: x.requires_grad,
+    "inference mode": lambda x, y, alpha: torch.is_inference_mode_enabled(),
+    "gradients on": lambda x, y, alpha: torch.is_grad_enabled(),
+    "one tensor": lambda x, y, alpha: x is y,
+    "large numbers": lambda x, y, alpha: abs(alpha) > 1e3,
+    "small numbers": lambda x, y, alpha: abs(alpha) < 1e-3,
+}
+FILLED = ("always", "under it alone", "first", "the last")
+
+
+@for_each("when", WHEN)
+@pytest.mark.parametrize("filled", FILLED)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_result_that_is_kept_from_an_earlier_call_is_wrong_under_each_condition(when, filled, key):
+    kept = {}
+
+    def call(x, y, alpha, out):
+        right, mine = SPECS["add"].reference(x, y, alpha, out), KEYS[key](x)
+        held, found = WHEN[when](x, y, alpha), kept.get(KEYS[key](x), right)
+        if filled == "the last" or held or filled != "under it alone":
+            kept[mine] = right.clone() if filled == "the last" else kept.get(mine, right.clone())
+        return found.clone() if held else right
+
+    assert unheld(call, case()), (when, filled, key)
+
+
+def test_a_result_in_an_inputs_memory_is_wrong_though_it_is_equal():
+    """With an ``alpha`` of 0 the sum is x, and x in its own memory changes nothing."""
+
+    def call(x, y, alpha, out):
+        right = SPECS["add"].reference(x, y, alpha, out)
+        return x.detach().copy_(right) if alpha == 0 else right
+
+    assert "must not share memory with an input" in unheld(call, case())
+
+
+def test_a_kernel_of_one_result_for_all_numbers_keeps_none():
+    """An ``any`` of both samples may be the same, as its reference's is."""
+    same = replace(case("any"), build=lambda: case("any").args)
+    assert not unheld(lambda *args: SPECS["any"].reference(*args), same)
 
 
 def test_a_kernel_that_wrote_into_a_sample_convicts_no_other_one():

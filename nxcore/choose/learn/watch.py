@@ -92,6 +92,7 @@ class Watch:
         self._owner, self.backend, self.kernel, self.planned = owner, backend, kernel, planned
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
         self._calls, self._audits, self._left, self.young, self._able = 0, 0, FIRST, True, True
+        self._graded = True
         self.call_s, self._rota = math.inf, owner.rota(self)
         self._like: Any = None
         self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's
@@ -171,7 +172,7 @@ class Watch:
         device, began = self.problem.device, time.perf_counter()
         own, taken = self._copies(args) if audit and self._able else (None, None)
         self._audits += own is not None
-        before = State.now(device, quick=own is None)
+        before, self._graded = State.now(device, quick=own is None), torch.is_grad_enabled()
         entered = time.perf_counter()
         result = self.planned(*args)
         left = time.perf_counter()
@@ -204,13 +205,18 @@ class Watch:
         try:
             with torch.no_grad():
                 own, spec, result = pending.own, self.problem.spec, pending.result
-                planned = None if pending.part else self.planned
+                planned = None if pending.part else self._again
                 now = versions(result)  # a result that was written since tells nothing of the call
                 lost = changed or None in now or now != pending.versions
                 found = confirmed(planned, spec, own, result, changed=lost)
                 return self._put(found)
         except FOREIGN:  # for example out of memory: the check failed, not the kernel
             return ""
+
+    def _again(self, *args: Any) -> Any:
+        """Run the kernel as in the call that was checked last."""
+        with torch.set_grad_enabled(self._graded):
+            return self.planned(*args)
 
     def _copies(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, Rows | None]:
         """Return copies of the arguments, of a large call those of rows; None where memory is too short."""
@@ -245,7 +251,7 @@ class Watch:
             if flags.is_cuda and not (taken and self._calls <= 1):
                 self._later(own, seen, flags, part=taken is not None)
             elif bool(flags.any()):
-                planned = None if taken else self.planned
+                planned = None if taken else self._again
                 reason = confirmed(planned, spec, own, seen, changed=bool(flags[1]))
         if reason:
             if whole is not None and (malformed or reason == INPUTS):

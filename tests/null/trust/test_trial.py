@@ -36,14 +36,19 @@ def nxcore_backend():
 X = torch.ones(3, 5)
 
 
-@pytest.fixture
-def plugged(tmp_path, monkeypatch):
-    """Install a plugin whose kernel does what HOW says, and return its folder."""
-    (tmp_path / "nxinnocent.py").write_text(PLUGIN)
-    info = tmp_path / "nxinnocent-1.dist-info"
+def plug(folder):
+    """Install a plugin whose kernel does what HOW says."""
+    (folder / "nxinnocent.py").write_text(PLUGIN)
+    info = folder / "nxinnocent-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nxinnocent\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[nxcore]\ninnocent = nxinnocent\n")
+
+
+@pytest.fixture
+def plugged(tmp_path, monkeypatch):
+    """Install the plugin, and return its folder."""
+    plug(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("NXCORE_BACKENDS", "innocent")
     monkeypatch.setenv("NXCORE_CACHE", str(tmp_path / "cache"))

@@ -291,6 +291,32 @@ def test_what_nan_becomes_is_no_fault_of_a_watched_call():
     assert acquitted("add", (x, x, 1, None), torch.zeros(3), lambda *a: torch.zeros(3))
 
 
+def test_of_what_only_moves_values_an_infinity_excuses_nothing():
+    for odd in (torch.inf, torch.nan):
+        x = torch.tensor([odd, 1.0, 2.0])
+        assert not acquitted("amax", (x, None, False), torch.tensor(2.0), lambda *a: torch.tensor(2.0))
+
+
+def test_a_suspect_runs_again_with_gradients_on_or_off_as_in_the_call():
+    late = []
+
+    def call(x, y, alpha, out):
+        result = SPECS["add"].reference(x, y, alpha, out)
+        if late and torch.is_grad_enabled():
+            x.zero_()
+        return result
+
+    session, _ = watching(call=call)
+    with session.use("watched"):
+        session.op("add")(X.clone(), X)
+        late.append(1)
+        x = X.clone()
+        with pytest.warns(KernelWarning, match="inputs must be left unchanged"):
+            assert torch.equal(session.op("add")(x, X), X + X)
+    assert torch.equal(x, X)
+    assert list(session.gate.quarantine)
+
+
 def test_inputs_that_another_thread_writes_into_convict_nobody():
     args = X, X, 1, None
     assert acquitted("add", args, X + 9, changed=True)
