@@ -146,7 +146,7 @@ WHEN = {
     "large numbers": lambda x, y, alpha: abs(alpha) > 1e3,
     "small numbers": lambda x, y, alpha: abs(alpha) < 1e-3,
 }
-FILLED = ("always", "under it alone", "first", "the last")
+FILLED = ("once", "under it alone", "the last")
 
 
 @for_each("when", WHEN)

@@ -150,23 +150,6 @@ def test_a_kernel_that_takes_no_sample_of_a_layout_serves_none():
         session.op("add", backend="fake")(X[:, ::2], X[:, ::2])
 
 
-def test_a_kernel_that_remembers_its_answer_by_address_is_wrong():
-    answers = {}
-
-    def remembering(x, y, alpha, out):
-        if out is not None:
-            return ADD(x, y, alpha, out)
-        key = x.data_ptr(), y.data_ptr()
-        if key not in answers:
-            answers[key] = ADD(x, y, alpha, out)
-        return answers[key].clone()
-
-    found, backend, kernel = gated(remembering)
-    refusal = found.verify(backend, kernel, PROBLEM).refusal.reason
-    assert refusal.endswith("new numbers at the same addresses gave the old result")
-    assert [e.kind for e in found.quarantine] == ["wrong"]
-
-
 def test_torchs_own_idiom_is_refused_without_a_quarantine():
     """What lays out its result otherwise is no wrong kernel."""
     transposed = X.t()
@@ -298,29 +281,6 @@ def test_a_verdict_that_makes_no_sense_is_asked_again(tmp_path, module):
     ((key, document),) = store.items("verdicts")
     store.write("verdicts", key, document | {"error": "small"})
     assert process(tmp_path / "cache")[1] > 0
-
-
-def test_a_verdict_of_an_earlier_release_is_asked_again(tmp_path, module, recwarn):
-    process(tmp_path / "cache")
-    store = Store(tmp_path / "cache")
-    ((key, document),) = store.items("verdicts")
-    old = {"target": "kernels_of_mine:plan", "sources": {"kernels_of_mine": "1"}, "simulated": False}
-    store.write("verdicts", key, document | {"made_of": old | {"versions": {}}})
-    assert process(tmp_path / "cache")[1] > 0
-    assert list(store.items("verdicts")) == [(key, document)]
-    assert not recwarn.list
-
-
-def test_an_entry_of_an_earlier_release_is_lifted(tmp_path, module):
-    good = module.read_text()
-    module.write_text(good.replace("torch.add(x, y, alpha=alpha, out=out)", "torch.zeros_like(x + y)"))
-    process(tmp_path / "cache")
-    store = Store(tmp_path / "cache")
-    ((key, document),) = store.items("quarantine")
-    old = {"target": "kernels_of_mine:plan", "sources": {"kernels_of_mine": "1"}, "simulated": False}
-    store.write("quarantine", key, document | {"facts": document["facts"] | {"made_of": old}})
-    registry = fakes.registry(fakes.backend("fake", fakes.Kernel("add", "kernels_of_mine:plan")))
-    assert Gate(registry, Store(tmp_path / "cache")).quarantined() == []
 
 
 def test_a_kernel_without_a_source_is_asked_by_every_process(tmp_path):
