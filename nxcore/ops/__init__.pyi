@@ -218,6 +218,22 @@ class _LeakyRelu(Operator):
 
 leaky_relu: _LeakyRelu
 
+class _LinearCrossEntropy(Operator):
+    def __call__(
+        self,
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        *,
+        linear_bias: Tensor | None = None,
+        weight: Tensor | None = None,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+    ) -> Tensor: ...
+
+linear_cross_entropy: _LinearCrossEntropy
+
 class _Matmul(Operator):
     def __call__(self, a: Tensor, b: Tensor, *, precision: str | None = None) -> Tensor: ...
 
