@@ -40,7 +40,7 @@ Settings = tuple[str, int, float]
 
 
 def reference(
-    input: Tensor,  # noqa: A002  torch's name
+    input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
     linear_bias: Tensor | None = None,
