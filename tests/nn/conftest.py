@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
 from nxcore.nn import activations, modules, sequential, whole
+from nxcore.session import Session
 from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
 from tests.null import fakes
@@ -29,13 +30,26 @@ OPERATORS = (
     "max_pool2d",
     "softmax_sum",
 )
+
+
+def serve_by(
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str | None = None,
+    names: Iterable[str] = OPERATORS,
+) -> None:
+    """Have a session's operators serve the modules, by one backend if it is named."""
+    for name in names:
+        monkeypatch.setattr(modules, f"_{name}", session.op(name, backend=backend))
+    for name, op in (("_sep_conv2d", "sep_conv2d"), ("_block", "sep_conv2d_batch_norm")):
+        monkeypatch.setattr(sequential, name, session.op(op, backend=backend))
+
+
 ACTIVATED = [name for name in ACTIVATIONS if not name.endswith("_mul")]
 
 
 @pytest.fixture
-def ran(
-    monkeypatch: pytest.MonkeyPatch, activations_has, sequential_has, device: torch.device
-) -> Iterator[list[str]]:
+def ran(monkeypatch: pytest.MonkeyPatch, activations_has, device: torch.device) -> Iterator[list[str]]:
     """Serve modules by kernels that are torch's references in disguise; return the names of those that ran.
 
     Numba's own take a second each to compile for each window: one test has them; on CUDA another has its own.
@@ -53,10 +67,8 @@ def ran(
     known = fakes.SPECS | {spec.name: spec for spec in made}
     backend = fakes.backend("fake", *map(noting, known))
     session = fakes.session(backend, specs=list(known.values()))
-    for name in OPERATORS:
-        monkeypatch.setattr(modules, f"_{name}", session.op(name))
+    serve_by(session, monkeypatch)
     activations_has(operator=session.op, won=lambda *_: True)
-    sequential_has(_sep_conv2d=session.op("sep_conv2d"), _block=session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
         yield names
 

@@ -15,7 +15,7 @@ from nxcore.nn import exchange, steps, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
 from nxcore.session import Session
-from tests.nn.test_served import serve_by
+from tests.nn.conftest import serve_by
 from tests.null import fakes
 
 

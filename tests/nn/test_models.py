@@ -15,7 +15,7 @@ from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
-from nxcore.nn import exchange, sequential, steps
+from nxcore.nn import exchange, steps
 from nxcore.nn.served import IDLES
 from tests.nn.test_survey import X, network, session
 from tests.stand_ins import stand_in
@@ -102,8 +102,8 @@ def test_an_explanation_measures_nothing(session) -> None:
     assert session.chooser.made == 0
 
 
-def test_a_fused_block_is_one_row(session, monkeypatch) -> None:
-    monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
+@pytest.mark.usefixtures("session")
+def test_a_fused_block_is_one_row() -> None:
     layers = nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)
     model = nn.Sequential(nn.Sequential(*layers, nn.BatchNorm2d(4)), nn.Flatten())
     nxcore.accelerate(model)

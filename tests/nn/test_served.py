@@ -19,7 +19,7 @@ from nxcore.nn.exchange import kind
 from nxcore.nn.served import AFTER, AWAKE, RESTING, RESTS, awake
 from nxcore.session import Session
 from nxcore.settings import Settings
-from tests.nn.conftest import OPERATORS
+from tests.nn.conftest import OPERATORS, serve_by
 from tests.null import fakes
 from tests.table import for_each
 
@@ -40,13 +40,6 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     ),
 }
 MODES = ("plain", "grad", "autocast", "eval", "half")
-
-
-def serve_by(session: Session, monkeypatch: pytest.MonkeyPatch, backend: str | None = None) -> None:
-    for name in OPERATORS:
-        monkeypatch.setattr(modules, f"_{name}", session.op(name, backend=backend))
-    monkeypatch.setattr(sequential, "_sep_conv2d", session.op("sep_conv2d", backend=backend))
-    monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm", backend=backend))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, modules, sequential, steps
+from nxcore.nn import exchange, steps
 from nxcore.nn.swap import OURS, TORCHS
 from nxcore.offline import gains
 from nxcore.offline.fitting import fits, operators
@@ -18,20 +18,12 @@ from nxcore.offline.survey import decided
 from nxcore.store.pages import Page
 from nxcore.store.wisdom import key
 from tests.nn import networks
+from tests.nn.conftest import serve_by
 from tests.nn.test_survey import X, network, session
 from tests.null import fakes
 
 __all__ = ["session"]  # a fixture
 
-OPERATORS = (
-    "add",
-    "avg_pool2d",
-    "batch_norm",
-    "depthwise_conv2d",
-    "global_avg_pool2d",
-    "global_max_pool2d",
-    "max_pool2d",
-)
 POLICIES = "measure", "auto", "frozen"
 MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "small": (network, X),
@@ -68,10 +60,7 @@ def torchs(monkeypatch, as_default):
     """A session without any kernel but torch's."""
     found = fakes.session()
     as_default(found)
-    for name in OPERATORS:
-        monkeypatch.setattr(modules, f"_{name}", found.op(name))
-    for name, op in (("_block", "sep_conv2d_batch_norm"), ("_sep_conv2d", "sep_conv2d")):
-        monkeypatch.setattr(sequential, name, found.op(op))
+    serve_by(found, monkeypatch)
     return found
 
 

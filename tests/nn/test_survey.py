@@ -14,9 +14,9 @@ import nxcore
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.interop import native
-from nxcore.nn import modules
 from nxcore.offline import survey
 from nxcore.spec.tally import Tally
+from tests.nn.conftest import serve_by
 from tests.null import fakes
 
 
@@ -27,8 +27,7 @@ def session(monkeypatch, as_default):
     times = {"torch": 1000.0, "fake": 100.0}
     found = fakes.scripted(clock, monkeypatch, "depthwise_conv2d", times)
     as_default(found)
-    for name in ("add", "avg_pool2d", "batch_norm", "depthwise_conv2d"):
-        monkeypatch.setattr(modules, f"_{name}", found.op(name))
+    serve_by(found, monkeypatch, names=("add", "avg_pool2d", "batch_norm", "depthwise_conv2d"))
     return found
 
 

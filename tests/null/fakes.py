@@ -152,12 +152,22 @@ def session(*backends: Backend, specs: Sequence[OpSpec] | None = None, effort: E
     return Session(Settings(policy="measure"), registry(*backends, specs=specs), effort)
 
 
+def raced(monkeypatch: Any, run: Callable[..., Any]) -> None:
+    """Have a function measure candidates in place of the race."""
+    monkeypatch.setattr(race, "race", run)
+
+
+def clocked(monkeypatch: Any, clock: Clock) -> None:
+    """Have races read a clock that their candidates move."""
+    raced(monkeypatch, functools.partial(race.race, clock=clock))
+
+
 def scripted(clock: Clock, monkeypatch: Any, op: str, times: dict[str, float], **how: Any) -> Session:
     """Return a session in which each kernel of ``op`` takes the microseconds that ``times`` gives its label.
 
     ``torch`` and ``torch-idiom`` are torch's; each other label is a backend of its own.
     """
-    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
+    clocked(monkeypatch, clock)
     spec = SPECS[op]
     idioms = {
         label.removeprefix("torch-"): clock.costing(us, spec.reference)
@@ -267,9 +277,14 @@ class Entry:
         return self.module
 
 
-def identified(monkeypatch: Any, identity: str = "1") -> None:
-    """Give every kernel the same identity: that of scripted ones can't be determined."""
-    monkeypatch.setattr(Identities, "of", lambda *_: Identity(identity, identity))
+def identified(monkeypatch: Any, identity: str | Callable[[Backend, Kernel], str] = "1") -> None:
+    """Give kernels an identity, one for all unless it is a function: that of scripted ones isn't known."""
+
+    def of(_: Any, backend: Backend, kernel: Kernel, spec: OpSpec) -> Identity:
+        found = identity if isinstance(identity, str) else identity(backend, kernel)
+        return Identity(found, found)
+
+    monkeypatch.setattr(Identities, "of", of)
 
 
 def plugin(**hooks: Callable[[], Any]) -> types.ModuleType:

@@ -10,7 +10,6 @@ from nxcore.choose.contenders import AGAIN
 from nxcore.measure import race as racing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -38,12 +37,8 @@ class Machine:
             found[AGAIN] = noisy(found[AGAIN], self.noise)
             return found
 
-        monkeypatch.setattr(racing, "race", noted)
-        monkeypatch.setattr(Identities, "of", lambda _, backend, kernel, spec: self._identity(kernel))
-
-    def _identity(self, kernel):
-        make = self.makes.get(kernel.target.partition(":")[0], "1")
-        return Identity(make, make)
+        fakes.raced(monkeypatch, noted)
+        fakes.identified(monkeypatch, lambda _, kernel: self.makes.get(kernel.target.partition(":")[0], "1"))
 
     def process(self, asked=(), **us):
         """Return a session that has seen nothing, in which each label takes so long for an add.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nxcore
-from nxcore import context, session
+from nxcore import context
 from nxcore.context import PREFERENCE
 from tests import fresh
 from tests.null import fakes
@@ -40,9 +40,9 @@ def test_an_observer_hears_of_gradients_where_it_sees_both_ways(both):
     assert set(listener.pairs) == ({("depthwise_conv2d", "depthwise_conv2d_backward")} if both else set())
 
 
-def test_the_default_session_is_found_from_below(monkeypatch):
+def test_the_default_session_is_found_from_below(as_default):
     found = fakes.session()
-    monkeypatch.setattr(session, "_default", found)
+    as_default(found)
     assert context.default() is found
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from nxcore import session
 from nxcore.cli import machine
 from nxcore.registry import discovery
 from nxcore.spec import device
@@ -86,7 +85,7 @@ def test_a_tested_torch_is_no_news(version):
 
 
 @pytest.mark.parametrize("version", ["2.14.0", "2.15.0a0+git1234", "3.0.0"])
-def test_a_newer_torch_is_said_with_the_range_and_the_way_back(version, monkeypatch):
+def test_a_newer_torch_is_said_with_the_range_and_the_way_back(version, monkeypatch, as_default):
     note = device.torch_note(version)
     assert note == f"nxcore was tested with torch 2.10 to 2.13, found {version}; pip install 'torch<2.14'"
     monkeypatch.setattr(discovery, "torch_note", lambda: note)
@@ -94,7 +93,7 @@ def test_a_newer_torch_is_said_with_the_range_and_the_way_back(version, monkeypa
         registry = discovery.discover(found=())
     assert "torch" in registry.backends, "a warning, no refusal"
     monkeypatch.setattr(device, "torch_note", lambda: note)
-    monkeypatch.setattr(session, "_default", fakes.session())
+    as_default(fakes.session())
     assert next(row for row in machine.checked() if row["name"] == "torch")["detail"] == note
 
 

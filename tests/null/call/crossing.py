@@ -98,5 +98,5 @@ def step(session, *, back=True, settle=True, dense=False, device="cpu"):
 def races(monkeypatch):
     """Return the list to which every race adds its labels."""
     seen, run = [], race.race
-    monkeypatch.setattr(race, "race", lambda calls, *a, **k: seen.append([*calls]) or run(calls, *a, **k))
+    fakes.raced(monkeypatch, lambda calls, *a, **k: seen.append([*calls]) or run(calls, *a, **k))
     return seen

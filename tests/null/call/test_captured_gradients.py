@@ -7,7 +7,6 @@ import torch
 from nxcore.call import gradient_route
 from nxcore.choose import chooser, contenders
 from nxcore.choose.contenders import AGAIN
-from nxcore.measure import race
 from nxcore.measure.timing import REGIMES, Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -73,14 +72,16 @@ class Machine:
 
 @for_each("name", OPS)
 @for_each(("joined_us", "served"), [(5, "light"), (300, "torch")], ids=["kernels", "torch"])
-def test_a_captured_step_has_the_kernels_that_win_under_capture(monkeypatch, name, joined_us, served):
+def test_a_captured_step_has_the_kernels_that_win_under_capture(
+    monkeypatch, cuda_answers, name, joined_us, served
+):
     machine = Machine(name, joined_us)
-    monkeypatch.setattr(race, "race", machine.race)
+    fakes.raced(monkeypatch, machine.race)
     for module in (contenders, gradient_route):
         monkeypatch.setattr(module, "regimes", lambda problem: REGIMES)
     for module in (chooser, gradient_route):
         monkeypatch.setattr(module, "capturing", lambda problem: machine.capturing)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
+    cuda_answers(is_current_stream_capturing=lambda: machine.capturing)
     for _ in range(4):
         machine.step()
     for _ in range(2):

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from nxcore.choose.recall import Recall
 from nxcore.cli import tables, tune
 from nxcore.distributed import agreed, offer
 from nxcore.measure.decision import Decision
 from nxcore.store import lock, transfer
 from nxcore.store.wisdom import digest, environment, is_pair
+from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, step
 
 
@@ -22,7 +22,7 @@ def decided(joining, monkeypatch):
 
     Both kernels win their halves, each by 30 us.
     """
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")  # a fake has no source
+    fakes.identified(monkeypatch)
 
     def run(us, folder, noise=lambda: 1.0):
         session, _ = learning(0.7, 0.7, "measure", folder, noise=noise)
@@ -161,7 +161,7 @@ def dates(session):
 
 
 def test_a_pair_is_exported_and_shown(joining, monkeypatch, as_default, tmp_path):
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    fakes.identified(monkeypatch)
     session, _ = learning(0.7, 0.7, "measure", tmp_path / "one")
     joining(70, session.chooser.learner.clock)
     for _ in range(2):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nxcore.choose.recall import Recall
 from nxcore.graphs.graphed import deciding
 from nxcore.spec import launched
+from tests.null import fakes
 from tests.null.call.crossing import learning, races, step
 from tests.table import for_each
 
@@ -17,7 +17,7 @@ def test_a_pair_counts_for_the_other_path_where_its_cost_can_not_change_it(
     us, first, races_later, joining, monkeypatch, tmp_path
 ):
     """Python joins both ways at a higher cost than the extension: who loses with it loses without it."""
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    fakes.identified(monkeypatch)
 
     def races_on(path):
         monkeypatch.setattr(launched, "_runs", [lambda call, again: call] if path == "compiled" else [])

@@ -238,7 +238,7 @@ def test_a_lock_applies_from_its_next_call_on():
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_what_is_on_record_is_used_at_the_first_call(tmp_path, monkeypatch, where):
     """Whatever else is new: another shape of the operator stays rare."""
-    monkeypatch.setattr(fakes.race, "race", _kernels_win)
+    fakes.raced(monkeypatch, _kernels_win)
     fakes.identified(monkeypatch)
     cache = tmp_path if where == "disk" else None
     before = online(cache=cache, policy="measure")

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore.choose.recall import Recall
 from nxcore.cli import tables
 from nxcore.measure import race
 from nxcore.offline import ahead, survey
@@ -24,7 +23,7 @@ WHY = "for 80% of its time others had the processors"
 @pytest.fixture
 def machine(monkeypatch):
     """Return a session whose second kernel is the faster one, and what makes its races' machine busy."""
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    fakes.identified(monkeypatch)
     session = fakes.scripted(Clock(), monkeypatch, "add", {"torch": 100, "fast": 50})
     run, state = race.race, {"fault": WHY, "races": 0}
 
@@ -33,7 +32,7 @@ def machine(monkeypatch):
         found = run(*args, **how)
         return {label: replace(t, lost=0.8, fault=state["fault"]) for label, t in found.items()}
 
-    monkeypatch.setattr(race, "race", raced)
+    fakes.raced(monkeypatch, raced)
     return session, state
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
 import torch
 
 from nxcore.choose.process import Answer
 from nxcore.choose.shortlist import shortlisted
-from nxcore.measure import race as racing
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.offline import ahead
 from nxcore.session import Session
@@ -21,7 +19,6 @@ from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store import wisdom
 from nxcore.store.pages import Page
-from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 
@@ -55,7 +52,7 @@ class Machine:
     def __init__(self, folder, monkeypatch):
         self.folder, self.clock, self.disk, self.compiled, self.broken = folder, fakes.Clock(), set(), [], ()
         self.planned, self.images = [], ()
-        monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=self.clock))
+        fakes.clocked(monkeypatch, self.clock)
         fakes.identified(monkeypatch)
 
     def kernel(self, label, us):
@@ -269,11 +266,11 @@ def test_a_known_problem_is_learnt_anew_for_a_changed_winner_alone(machine, chan
     session.wisdom.write(problem(1000), dataclasses.replace(page, foreign=True))
     asked = []
 
-    def identity(_, backend, *__):
+    def identity(backend, kernel):
         asked.append(backend.name)
-        return Identity(*(["2", "2"] if backend.name == changed else ["1", "1"]))
+        return "2" if backend.name == changed else "1"
 
-    monkeypatch.setattr(Identities, "of", identity)
+    fakes.identified(monkeypatch, identity)
     x = torch.randn(1000)
     found = session.chooser.choose(problem(1000), (x, x, 1, None)).decision
     assert (found.rule, found.chosen) == (("exploring", "torch") if changed == "two" else ("measured", "two"))

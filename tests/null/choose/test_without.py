@@ -51,8 +51,7 @@ def process(folder, disk, *, clock, announces=True, **settings):
 def world(tmp_path, monkeypatch):
     """Return a function from settings to a session; all share a cache and a disk of compiled code."""
     clock, disk = fakes.Clock(), set()
-    race = fakes.functools.partial(fakes.race.race, clock=clock)
-    monkeypatch.setattr(fakes.race, "race", race)
+    fakes.clocked(monkeypatch, clock)
     fakes.identified(monkeypatch)
     return lambda **how: process(tmp_path, how.pop("disk", disk), clock=clock, **how)
 

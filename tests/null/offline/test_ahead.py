@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nxcore import session as sessions
 from nxcore.choose import pairs
 from nxcore.choose.contenders import AGAIN, carry_out
 from nxcore.choose.process import Answer
@@ -42,9 +41,9 @@ CPU = torch.device("cpu")
 class Machine:
     """A cache folder on a machine whose clock is told what an addition takes."""
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, monkeypatch, as_default):
         self.folder, self.clock, self.raced, self.interrupted = folder, fakes.Clock(), [], None
-        self.monkeypatch, self.noise = monkeypatch, 0.0
+        self.as_default, self.noise = as_default, 0.0
         race = functools.partial(racing.race, clock=self.clock)
 
         def noted(calls, *args, **how):
@@ -58,7 +57,7 @@ class Machine:
                 )
             return found
 
-        monkeypatch.setattr(racing, "race", noted)
+        fakes.raced(monkeypatch, noted)
         fakes.identified(monkeypatch)
 
     def process(self, fast=50, **others):
@@ -73,7 +72,7 @@ class Machine:
         found = Session(
             Settings(cache=self.folder, policy="frozen"), fakes.registry(*backends, specs=specs), fakes.QUICK
         )
-        self.monkeypatch.setattr(sessions, "_default", found)
+        self.as_default(found)
         return found
 
     def tune(self, *words, status=0):
@@ -84,8 +83,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
-    return Machine(tmp_path, monkeypatch)
+def machine(tmp_path, monkeypatch, as_default):
+    return Machine(tmp_path, monkeypatch, as_default)
 
 
 SMALL = ("add", "--sample", "prime", "--sample", "row_broadcast", "--dtype", "float32")

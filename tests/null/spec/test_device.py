@@ -10,15 +10,15 @@ from nxcore.spec.device import no_capture_beside, synchronize
 CUDA = torch.device("cuda")
 
 
-def waiting(monkeypatch):
+def waiting(cuda_answers):
     """Return a thread that waits for a whole device, and an event that it has."""
     done = threading.Event()
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.set())
+    cuda_answers(synchronize=lambda _: done.set())
     return threading.Thread(target=synchronize, args=(CUDA,)), done
 
 
-def test_a_device_is_waited_for_after_the_capture(monkeypatch):
-    other, done = waiting(monkeypatch)
+def test_a_device_is_waited_for_after_the_capture(cuda_answers):
+    other, done = waiting(cuda_answers)
     with no_capture_beside():
         other.start()
         assert not done.wait(0.05)
@@ -26,9 +26,9 @@ def test_a_device_is_waited_for_after_the_capture(monkeypatch):
     other.join()
 
 
-def test_the_wait_has_an_end(monkeypatch):
+def test_the_wait_has_an_end(monkeypatch, cuda_answers):
     monkeypatch.setattr(device, "CAPTURE_S", 0.01)
-    other, done = waiting(monkeypatch)
+    other, done = waiting(cuda_answers)
     with no_capture_beside():
         other.start()
         assert done.wait(10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 
@@ -13,8 +12,6 @@ from nxcore.choose.learn import confirmation
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.confirmation import CALLS, SECONDS
 from nxcore.choose.learn.learner import Learner
-from nxcore.choose.recall import Recall
-from nxcore.measure import race as racing
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -54,7 +51,7 @@ class World:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.monkeypatch, self.clock = folder, monkeypatch, fakes.Clock()
-        monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=self.clock))
+        fakes.clocked(monkeypatch, self.clock)
 
     def ship(self, **us):
         planted(self.folder / "shipped", self.monkeypatch, **us)
@@ -130,7 +127,7 @@ def test_a_plugin_that_the_record_does_not_know_has_no_known_problem_learnt_anew
 
 def test_where_the_records_winner_has_changed_an_unknown_plugin_takes_part_too(world, monkeypatch):
     world.ship(torch=100, fast=50)
-    monkeypatch.setattr(Recall, "make", lambda _, backend, kernel: "2" if backend.name == "fast" else "1")
+    fakes.identified(monkeypatch, lambda backend, kernel: "2" if backend.name == "fast" else "1")
     session = world.process(torch=100, fast=50, another=10)
     called(session, 400)
     assert session.explain("add", X, X, decide=False).decision.chosen == "another"
