@@ -20,6 +20,9 @@ from nxcore.trust.gate import brief
 PROBLEMS = 4096
 """The most choices, pairs, watches and waiting problems of a process; beyond it the oldest are dropped."""
 
+PAGES = 4 * PROBLEMS
+"""The most recorded shapes of an operator, and pages as points of families; beyond it all are read again."""
+
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
 

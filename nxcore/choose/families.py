@@ -13,7 +13,7 @@ import torch
 
 from nxcore.choose import family
 from nxcore.choose.ahead import on_disk
-from nxcore.choose.contenders import FAMILY, Choice
+from nxcore.choose.contenders import FAMILY, PAGES, Choice
 from nxcore.choose.family import End, comparable, enclosing, told
 from nxcore.choose.recall import Recall
 from nxcore.errors import InvalidInputError
@@ -21,10 +21,7 @@ from nxcore.measure.decision import Candidate, Decision
 from nxcore.spec.problem import Problem
 from nxcore.store.pages import Page
 from nxcore.store.problems import arguments, described
-from nxcore.store.wisdom import SHELF, digest, environment
-
-POINTS = 16 * SHELF
-"""The most pages kept as points; beyond it all are computed again."""
+from nxcore.store.wisdom import digest, environment
 
 
 class Families:
@@ -95,7 +92,7 @@ class Families:
         """Yield the clear measurements in an environment for the family of ``problem``."""
         found, where = self._family(problem), digest(facts)
         deterministic = torch.are_deterministic_algorithms_enabled()
-        if len(self._points) > POINTS or len(self._families) > POINTS:
+        if len(self._points) > PAGES or len(self._families) > PAGES:
             self._points.clear()  # mostly points of dropped pages
             self._families.clear()
             found = self._family(problem)

@@ -17,10 +17,11 @@ from nxcore.spec.layout import layout_class
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.spec import Cost
 
-AROUND = 2.0
-"""The largest distance of a family's points from a problem, in octaves over all sizes."""
+FACTOR = 4.0
+"""The largest ratio of a size between a family's points and a problem."""
 
-FACTOR = 2**AROUND
+AROUND = math.log2(FACTOR)
+"""The largest distance of these points, in octaves over all sizes."""
 
 AGREED = 0.05
 """The factor by which the winner must be ahead at both points."""

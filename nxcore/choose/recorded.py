@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
+from nxcore.choose.contenders import PAGES
 from nxcore.registry.registry import Registry
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.spec import OpSpec
 from nxcore.store.wisdom import Wisdom, environment
-
-MOST = 16384
-"""The most shapes of an operator that are kept: the latest."""
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -83,7 +81,7 @@ class Recorded:
     def _add(self, op: str, shapes: Shapes) -> None:
         found = self._shapes.setdefault(op, {})
         found[shapes] = None
-        if len(found) > MOST:
+        if len(found) > PAGES:
             del found[next(iter(found))]
 
     def _read(self) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from nxcore.choose.contenders import AGAIN, Choice, private_out, timed, yardstick
 from nxcore.choose.learn.budget import Heat
-from nxcore.choose.learn.exploration import Switch
+from nxcore.choose.learn.exploration import CALL_S, Switch
 from nxcore.choose.learn.learner import Learner
 from nxcore.errors import FOREIGN, present
 from nxcore.measure import race
@@ -36,8 +36,8 @@ CALLS = 1000
 SECONDS = 60.0
 """Seconds of use after which it is confirmed with fewer calls."""
 
-BRIEF = Effort(looks=(3,), warm_s=0.005, budget_s=0.05, spin_s=SPIN_S)
-"""The effort of a confirmation: three paired blocks."""
+BRIEF = Effort(looks=(3,), warm_s=0.005, budget_s=CALL_S, spin_s=SPIN_S)
+"""The effort of a confirmation: three paired blocks, in no more than one call bears."""
 
 ATTEMPTS = 3
 """The most confirmations of a choice: one is repeated where its A/A noise says nothing."""
