@@ -72,7 +72,7 @@ def test_a_page_does_what_it_says(page, tmp_path, request):
     programs = furnished(tmp_path / "venv", "pytest") if installs else request.getfixturevalue("installed")
     copied(folder) if asked else folder.mkdir()
     code = f"from tests.pages.runner import main; main({page!r}, gpu={GPU})"
-    compiled = {"NUMBA_CACHE_DIR": str(tmp_path.parent / "compiled")}
+    compiled = {"NUMBA_CACHE_DIR": str(programs.parents[1] / "compiled")}  # of one environment's files
     how = {"env": environment(tmp_path / "cache", programs) | ALONE | compiled, "cwd": folder, "timeout": 500}
     if any(block.language == "python" for block in blocks(page)):
         done = fresh.run("-c", code, python=programs / "python", **how)
