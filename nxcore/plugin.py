@@ -39,6 +39,7 @@ from nxcore.spec.kernel import (
 )
 from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
+from nxcore.spec.lines import Lines, one_axis
 from nxcore.spec.needs import Need, Place, at_most, either, few_channels, merged, needs
 from nxcore.spec.planning import host, hosted
 from nxcore.spec.precision import allowing, in_force
@@ -90,6 +91,7 @@ __all__ = [
     "Kernel",
     "Launched",
     "Layout",
+    "Lines",
     "Need",
     "OpSpec",
     "Param",
@@ -139,6 +141,7 @@ __all__ = [
     "needs",
     "no",
     "note",
+    "one_axis",
     "overlaps",
     "pair",
     "planned",

@@ -39,6 +39,7 @@ ADDED_OPERATORS = {
     "scans",
     "scatters",
     "softmaxes",
+    "lines",
 }
 ADDED_FOLDERS = frozenset(
     ("liger", "flaggems", "fla", "cce", "quack", "cudnn", "flashinfer", "remedies", "referee", "harnesses")

@@ -104,6 +104,11 @@ class _Conv2d(Operator):
 
 conv2d: _Conv2d
 
+class _Cumsum(Operator):
+    def __call__(self, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor: ...
+
+cumsum: _Cumsum
+
 class _DepthwiseConv2d(Operator):
     def __call__(
         self,

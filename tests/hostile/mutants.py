@@ -38,6 +38,7 @@ from tests.hostile import (
     of_numba_cuda,
     of_products,
     of_triton,
+    scans,
 )
 from tests.hostile.mutations import BITS, MASK, NAN, STRIDE, TOP, Mutation
 
@@ -86,16 +87,17 @@ class Plugin:
         return Path(spec.origin).parent
 
 
+TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON)
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", (*of_numba.MUTATIONS, *of_products.NUMBA)),
-    "triton": Plugin("nxcore_triton", "triton", "triton", (*of_triton.MUTATIONS, *of_products.TRITON)),
+    "triton": Plugin("nxcore_triton", "triton", "triton", TRITON),
     "cuda": Plugin(
         "nxcore_cuda",
         "cuda",
         "ctypes",
         (
             *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
-            *of_cuda_planes.MUTATIONS,
+            *(*of_cuda_planes.MUTATIONS, *scans.CUDA),
         ),
     ),
     "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),

@@ -34,6 +34,7 @@ NORMS = (NORM, NORM_BACK)
 NORM_SUMS = ("batch_norm_sum", "batch_norm_sum_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
+SCANS = ("cumsum", "cumsum_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS, *FOREACH)
@@ -55,6 +56,7 @@ OPS = (
     *LARGEST_OF_ALL,
     *GLOBAL_BACK,
     *ROWS,
+    *SCANS,
     *SEPARABLE,
     *NORMS,
     *NORM_SUMS,
@@ -66,7 +68,7 @@ TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
     "triton": (*COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
-    "numba": (*ON_GPUS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
+    "numba": (*ON_GPUS, *SCANS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
     "numba-cuda": (
         *ON_GPUS,
         *DIRECT,
@@ -80,6 +82,7 @@ NOT_IN = {
         *FILTERED,
         *SEPARABLE,
         *ROWS,
+        *SCANS,
         *NORMS,
         *BLOCKS,
     ),
@@ -173,6 +176,7 @@ NONE_SUCH = {
             *MEANS,
             "max_pool2d_backward",
             *GLOBAL_BACK,
+            *SCANS,
             *NORMS,
             *NORM_SUMS,
             "depthwise_conv2d",

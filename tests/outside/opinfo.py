@@ -184,6 +184,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.adaptive_max_pool2d": ("global_max_pool2d", _global_max_pool2d),
     "nn.functional.batch_norm": ("batch_norm", _batch_norm),
     "nn.functional.conv2d": ("depthwise_conv2d", _depthwise_conv2d),
+    "cumsum": ("cumsum", lambda x, dim, dtype=None: (x, dim, dtype)),
     **ACTIVATIONS,
 }
 """By torch's name in the database: the operator, and its arguments from those of a sample."""

@@ -120,11 +120,9 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
     "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
     # From what isn't worth asking whether its gradient is wanted to what is.
     "weighted_sum": lambda i: ([torch.randn(2 + i, 20_000 * (i + 1)) for _ in range(3)], torch.randn(3)),
-    "mean": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
-    "amax": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
-    "amin": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
-    "max": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
-    "min": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
+    **dict.fromkeys(
+        ("mean", "amax", "amin", "max", "min", "cumsum"), lambda i: (torch.randn(4 + i, 3 + 2 * i), 1)
+    ),
     "sum": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
     "sum_to_size": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,)),
 }

@@ -12,21 +12,10 @@ from tests.null import fakes
 from tests.table import for_each
 
 DIVIDED = {
-    *(
-        "add",
-        "all",
-        "amax",
-        "amax_backward",
-        "amin",
-        "amin_backward",
-        "any",
-        "argmax",
-        "argmin",
-        "avg_pool2d",
-    ),
+    *("add", "all", "amax", "amax_backward", "amin", "amin_backward", "any", "argmax", "argmin"),
     *("conv2d", "depthwise_conv2d", "entropy", "entropy_backward", "global_avg_pool2d", "global_max_pool2d"),
     *("matmul", "max", "max_pool2d", "mean", "min", "pointwise_conv2d", "sep_conv2d", "softmax_sum", "sum"),
-    *("avg_pool2d", "weighted_sum"),
+    *("avg_pool2d", "weighted_sum", "cumsum", "cumsum_backward"),
 }
 ENDLESS = frozenset({"bench", "huge", "degenerate"})
 

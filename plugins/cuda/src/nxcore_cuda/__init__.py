@@ -34,6 +34,8 @@ POINTS = ("square_planes", "many_channels", "square_reduction")
 
 SUM = {"target": "sum:plan", "branch": "nxcore_cuda.sum:branch"}
 
+SCAN = {"target": "scans:plan", "branch": "nxcore_cuda.scans:branch"}
+
 FOLD = {"target": "fold:plan", "branch": "nxcore_cuda.fold:branch"}
 
 EVERY = {
@@ -100,6 +102,7 @@ KERNELS = kernels(
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
+        **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
         "pointwise_conv2d": {"accepts": accepts.points, "verified_on": POINTS},
         "pointwise_conv2d_backward": {"accepts": accepts.points, "verified_on": POINTS},
         "sep_conv2d": {"accepts": accepts.separable_convolution, "verified_on": PLANES},

@@ -27,6 +27,7 @@ from nxcore.plugin import (
     merged,
     needs,
     no,
+    one_axis,
     overlaps,
     simulated,
 )
@@ -311,6 +312,7 @@ convolutions = takes(
     dtypes=(torch.float32,),
 )
 rows = takes(rows=LONGEST, one_gradient=True)
+axis = takes(one_axis)
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),
     channels=MAX_RANK,

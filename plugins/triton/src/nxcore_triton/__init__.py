@@ -122,6 +122,7 @@ KERNELS = kernels(
         "sep_conv2d_backward": accepts.images,
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
+        **{op: {"accepts": accepts.axis, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
     },

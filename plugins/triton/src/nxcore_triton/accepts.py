@@ -22,6 +22,7 @@ from nxcore.plugin import (
     merged,
     needs,
     no,
+    one_axis,
 )
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient
@@ -97,6 +98,7 @@ parts = takes(_ample, products=MAX_RANK)
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
+axis = takes(one_axis)
 norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
     at_most(2**30 - 1, "values of a channel", lambda problem: problem["x"].numel() // problem["x"].shape[1]),

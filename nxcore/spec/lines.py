@@ -1,0 +1,94 @@
+"""Lines: the elements of tensors along some axes, for operators that reduce these and keep all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nxcore.spec.kernel import YES, Code, Verdict, no
+from nxcore.spec.layout import broadcast_strides, collapse
+from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.spec import FLOATS
+
+KEPT = 2
+"""The most dimensions that count lines, after merging."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Tensors of one shape, or that broadcast to it, as lines along some axes.
+
+    Attributes
+    ----------
+    count, inner, length : int
+        The number of lines, how many of them the inner dimension counts, and the entries of each.
+    steps : tuple of (int, int, int)
+        Of each tensor: from one outer number of a line to the next, from one inner number to the next, and
+        from entry to entry; 0 where an element is repeated. Line ``i`` begins at
+        ``i // inner * outer_step + i % inner * inner_step``.
+
+    Examples
+    --------
+    >>> x = TensorMeta.of(torch.ones(2, 3, 4))
+    >>> Lines.of((1,), x)
+    Lines(count=8, inner=4, length=3, steps=((12, 1, 4),))
+    """
+
+    count: int
+    inner: int
+    length: int
+    steps: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, axes: Sequence[int], like: TensorMeta, *others: TensorMeta) -> Lines | None:
+        """Describe tensors as lines along ``axes`` of ``like``; None where they need more dimensions."""
+        strides = [broadcast_strides(meta, like.shape) for meta in (like, *others)]
+        taken = {axis % like.ndim for axis in axes} if like.ndim else set()
+        kept = [d for d in range(like.ndim) if d not in taken]
+        walks = [_collapsed(like.shape, dims, strides) for dims in (kept, sorted(taken))]
+        (sizes, between), (lengths, within) = walks
+        if len(sizes) > KEPT or len(lengths) > 1:
+            return None
+        inner = sizes[1] if len(sizes) == KEPT else 1
+        steps = tuple(
+            (b[0] if sizes else 0, b[1] if len(sizes) == KEPT else 0, w[0] if lengths else 0)
+            for b, w in zip(between, within, strict=True)
+        )
+        return cls(sizes[0] * inner if sizes else 1, inner, lengths[0] if lengths else 1, steps)
+
+    @classmethod
+    def along(cls, problem: Problem) -> Lines | None:
+        """Describe the tensors of a call along its ``dim``: the result, then the arguments."""
+        return cls.of((problem["dim"],), problem.outputs, *problem.tensors)
+
+    def vectors(self, width: int) -> bool:
+        """Return whether lines are whole vectors of ``width`` elements, and begin where vectors do."""
+        return self.length % width == 0 and all(
+            entry == 1 and outer % width == inner % width == 0 for outer, inner, entry in self.steps
+        )
+
+
+def _collapsed(
+    shape: tuple[int, ...], dims: Sequence[int], strides: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    return collapse([shape[d] for d in dims], *([s[d] for d in dims] for s in strides))
+
+
+def one_axis(problem: Problem) -> Verdict:
+    """Take a call along one axis: tensors that are lines, and a result as wide as what it is made of.
+
+    >>> spec = nxcore.ops.cumsum.spec
+    >>> bool(one_axis(Problem.of(spec, spec.bind(torch.ones(2, 3), 1))))
+    True
+    """
+    given, made = problem.tensors[0].dtype, problem.outputs.dtype
+    forward = len(problem.tensors) == 1
+    if made not in FLOATS or (forward and made not in (given, torch.float32)):
+        return no(f"needs a result of the dtype of x or float32, got {made} of {given}", code=Code.DTYPE)
+    if Lines.along(problem) is None:
+        shown = ", ".join(str(meta.strides) for meta in problem.tensors)
+        why = f"needs at most {KEPT} dimensions after merging beside the axis, got strides {shown}"
+        return no(why, code=Code.LAYOUT)
+    return YES

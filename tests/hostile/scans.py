@@ -1,0 +1,35 @@
+"""Mutations of the kernels of scans, in every toolkit."""
+
+from __future__ import annotations
+
+from tests.hostile.mutations import BITS, MASK, SCANS, STRIDE, Edit, Mutation, one
+from tests.hostile.of_cuda import half
+from tests.hostile.of_triton import HALF
+
+CUDA = (
+    Mutation(
+        MASK,
+        "scans.cu",
+        SCANS,
+        (Edit("line < a.count ? a.length : 0", "a.length", 2),),
+        why="threads past the last line write",
+    ),
+    Mutation(
+        BITS,
+        "scans.cu",
+        SCANS,
+        (
+            Edit("    carry = total;", f"    carry = {half('total')};"),
+            Edit("base[u] = total;", f"base[u] = {half('total')};"),
+            Edit("join<PRODUCT>(carry, before) : carry", f"{half('join<PRODUCT>(carry, before)')} : carry"),
+            Edit("join<PRODUCT>(go[e], found[e])", half("join<PRODUCT>(go[e], found[e])")),
+        ),
+    ),
+    one(STRIDE, "scans.cu", SCANS, "line % a.inner * a.within[which]", "line % a.inner * a.outer[which]"),
+)
+
+TRITON = (
+    one(MASK, "scans.py", SCANS, "line < count", "line <= count"),
+    one(BITS, "scans.py", SCANS, "tl.cumsum(value, 1).to(tl.float32)", f"tl.cumsum(value, 1){HALF}"),
+    one(STRIDE, "scans.py", SCANS, "at[None, :] * steps[5]", "at[None, :] * steps[2]"),
+)
