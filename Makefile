@@ -6,6 +6,8 @@ PACKAGES := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 # The plugins of the demonstration; the tests install every plugin.
 SHOWN := plugins/cuda plugins/numba plugins/triton
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# Those that offer another library's kernels are installed by who has the library.
+PLUGINS := $(filter-out $(shell grep -l '^library = ' plugins/*/pyproject.toml | xargs -r dirname),$(PLUGINS))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2

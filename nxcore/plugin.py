@@ -9,6 +9,7 @@ from nxcore.expression.elementwise import Elementwise, fits, planned
 from nxcore.expression.generated import generated
 from nxcore.expression.statements import Statements, spelled
 from nxcore.expression.written import pointwise_ops
+from nxcore.spec import libraries as foreign
 from nxcore.spec.backward import backward_of
 from nxcore.spec.checks import (
     brief,
@@ -39,6 +40,7 @@ from nxcore.spec.kernel import (
 )
 from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
+from nxcore.spec.libraries import Library
 from nxcore.spec.lines import Lines, one_axis
 from nxcore.spec.needs import Need, Place, at_most, either, few_channels, merged, needs
 from nxcore.spec.planning import host, hosted
@@ -91,6 +93,7 @@ __all__ = [
     "Kernel",
     "Launched",
     "Layout",
+    "Library",
     "Lines",
     "Need",
     "OpSpec",
@@ -127,6 +130,7 @@ __all__ = [
     "either",
     "few_channels",
     "fits",
+    "foreign",
     "generated",
     "hookimpl",
     "host",

@@ -16,7 +16,9 @@ CORE = "nxcore-kernels"
 FOLDERS = {
     CORE: ".",
     "nxcore-native": "native",
-    **{f"nxcore-{name}": f"plugins/{name}" for name in ("cuda", "cupy", "jax", "numba", "triton")},
+    **{
+        f"nxcore-{name}": f"plugins/{name}" for name in ("cuda", "cupy", "flaggems", "jax", "numba", "triton")
+    },
 }
 """Distribution -> its folder in a clone."""
 

@@ -15,32 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable
     from nxcore.testing.isolate import isolated
-    from nxcore.testing.referee.report import Check, Report
     from nxcore.testing.referee.verdict import verify
     from nxcore.testing.rows import Finding, Row, examine
 
-__all__ = [
-    "Broken",
-    "Cell",
-    "Check",
-    "Declined",
-    "Finding",
-    "Inapplicable",
-    "Report",
-    "Row",
-    "examine",
-    "isolated",
-    "verify",
-]
+__all__ = ["Broken", "Cell", "Declined", "Finding", "Inapplicable", "Row", "examine", "isolated", "verify"]
 
 HOMES = {
     "Broken": "cell",
     "Cell": "cell",
-    "Check": "referee.report",
     "Declined": "cell",
     "Finding": "rows",
     "Inapplicable": "cell",
-    "Report": "referee.report",
     "Row": "rows",
     "examine": "rows",
     "isolated": "isolate",

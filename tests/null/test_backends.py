@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
-NAMES = [folder.name for folder in FOLDERS]
+EVERY = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+LIBRARIES = [
+    path for path in EVERY if "\nlibrary = " in (path / "pyproject.toml").read_text(encoding="utf-8")
+]
+"""Those that offer another library's kernels: they are installed beside it, and not for the tests."""
+FOLDERS = [path for path in EVERY if path not in LIBRARIES]
+NAMES = [folder.name for folder in EVERY]
 CORE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 COMPILED = {"cuda.jit", "intrinsic", "threads.jit", "triton.constexpr_function", "triton.jit"}
 """Decorators of functions that a toolkit compiles from their source."""
@@ -23,8 +28,9 @@ def test_there_are_backends():
     assert NAMES
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_a_folder_a_distribution_a_module_and_a_backend_have_one_name(folder):
+@pytest.mark.parametrize("folder", EVERY, ids=lambda path: path.name)
+def test_a_folder_a_distribution_a_module_and_a_backend_have_one_name(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder / "src")
     found = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert found["name"] == f"nxcore-{folder.name}"
     assert [*found["entry-points"]] == ["nxcore"]
@@ -34,7 +40,12 @@ def test_a_folder_a_distribution_a_module_and_a_backend_have_one_name(folder):
     (point,) = found["entry-points"]["nxcore"].items()
     backend = EntryPoint(*point, "nxcore").load().nxcore_backend()
     assert backend.name == folder.name
-    assert len({kernel.op for kernel in backend.kernels}) > 10
+    if folder in LIBRARIES:
+        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob("*.py")]
+        assert sum(lines) <= 150
+        assert found["optional-dependencies"]["library"][0] in backend.probe().hint
+    else:
+        assert len({kernel.op for kernel in backend.kernels}) > 10
 
 
 def test_each_is_an_extra_of_the_core():
@@ -48,7 +59,7 @@ def test_mypy_reads_each():
 
 def test_mypy_leaves_out_files_with_kernel_bodies_alone():
     assert not any(o.get("ignore_errors") for o in MYPY["overrides"])
-    sources = [path for folder in FOLDERS for path in folder.glob("src/**/*.py")]
+    sources = [path for folder in EVERY for path in folder.glob("src/**/*.py")]
     exempt = [p for p in sources if "\n# mypy: ignore-errors\n" in p.read_text(encoding="utf-8")]
     assert exempt
     assert exempt == [p for p in sources if _has_kernels(p)]
