@@ -117,9 +117,9 @@ class Library:
 
 def described(value: Any) -> list[TensorMeta]:
     """Return the tensors described in nested tuples."""
-    if isinstance(value, tuple) and not isinstance(value, TensorMeta):
-        return [meta for each in value for meta in described(each)]
-    return [value] if isinstance(value, TensorMeta) else []
+    if isinstance(value, TensorMeta):
+        return [value]
+    return [meta for each in value for meta in described(each)] if isinstance(value, tuple) else []
 
 
 def _installed(name: str) -> str | None:
