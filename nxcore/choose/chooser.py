@@ -84,7 +84,7 @@ class Chooser:
         self.survey.keep_to(lambda: self.learner.pace)
         self.lock = Lock.set_by(settings.lock, strict=settings.strict)
         self.families, self.pairs = Families(recall), Pairs(recall, self.lock)
-        self.pruner, recall.spared = Pruner(self.families), self._spared
+        self.pruner, recall.pruned = Pruner(self.families), self._pruned
         self.confirmations = Confirmations(lambda: self.learner, self._contradicted)
         self.recorded, self.beforehand = Recorded(recall.wisdom, self.tuner.registry), Beforehand(recall)
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
@@ -180,12 +180,12 @@ class Chooser:
         elif self.policy == "auto":
             self.survey.prepare(like.device)
 
-    def spare(self, device: torch.device, *, first: bool) -> None:
+    def leave_to_calls(self, device: torch.device, *, first: bool) -> None:
         """Have the first run for a capture measure a few problems itself where the device is known.
 
         The process that measures isn't started for them. Later runs find it at work beside them.
         """
-        self.survey.spare = FEW if first and self.recall.wisdom.has(device) else 0
+        self.survey.left_to_calls = FEW if first and self.recall.wisdom.has(device) else 0
 
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
         """Return the choice that was made in this process, None if there is none."""
@@ -324,11 +324,11 @@ class Chooser:
         found = (exploration(choice.call) for choice in list(dict.values(self.choices)))
         return [e for e in found if e is not None]
 
-    def _spared(self, problem: Problem) -> dict[str, Refusal]:
+    def _pruned(self, problem: Problem) -> dict[str, Refusal]:
         """Return the refusals of kernels that aren't worth compiling; have the others compiled."""
         listed = self.pruner.shortlist(problem)
         self.pruner.compile(problem, listed)
-        return {**listed.pruned, **{n: listed.spare(n) for n in listed.order[listed.most :]}}
+        return {**listed.pruned, **{n: listed.refusal(n) for n in listed.order[listed.most :]}}
 
     def promising(self, problem: Problem) -> tuple[str, ...]:
         """Return the kernels that are worth a compiler's seconds: the winner on record, if there is one."""

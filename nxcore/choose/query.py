@@ -117,7 +117,7 @@ class Query:
             return None
         comes_back = self.order.purpose in (Purpose.CAPTURE, Purpose.FIND) and self.in_force == "auto"
         # Where no kernel accepts it there is nothing to measure, and no capture to be made again for it.
-        if comes_back and survey.takes(problem) and tuner.accepting(problem) and not survey.spares():
+        if comes_back and survey.takes(problem) and tuner.accepting(problem) and not survey.leaves_to_call():
             survey.ask(problem)
             survey.captured.add(problem)
         if problem not in survey.captured or not survey.takes(problem):

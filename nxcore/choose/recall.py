@@ -40,13 +40,13 @@ class Recall:
 
     Attributes
     ----------
-    spared : callable
+    pruned : callable
         Returns the refusals of kernels of a problem that aren't worth a compiler's seconds; none by default.
     """
 
     def __init__(self, tuner: Tuner, wisdom: Wisdom) -> None:
         self.tuner, self.wisdom = tuner, wisdom
-        self.spared: Callable[[Problem], Mapping[str, Refusal]] = lambda _: {}
+        self.pruned: Callable[[Problem], Mapping[str, Refusal]] = lambda _: {}
 
     def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
         """Return the kernel that a lock names, or torch's reference where it can't serve.
@@ -77,7 +77,7 @@ class Recall:
     ) -> Choice:
         """Keep measurements; return the choice that serves from now on.
 
-        If the race gave no verdict, and an earlier one did, that is the earlier winner.
+        If the race gave no decision, and an earlier one did, that is the earlier winner.
         """
         if self.keep(problem, choice.decision, choice.again, policy):
             return choice
@@ -91,7 +91,7 @@ class Recall:
         Returns
         -------
         bool
-            False if the race gave no verdict.
+            False if the race gave no decision.
         """
         if decision.rule == INCONCLUSIVE:
             return False
@@ -183,10 +183,10 @@ class Recall:
         if (new or changed) and not checking:
             return self.recall(problem, args, policy, checking=True, page=page, at_once=at_once)
         if new and policy == "measure":
-            spared = self.spared(problem)
-            out = [(b, k, spared[b.label(k)]) for b, k in new if b.label(k) in spared]
+            pruned = self.pruned(problem)
+            out = [(b, k, pruned[b.label(k)]) for b, k in new if b.label(k) in pruned]
             candidates += [refused(b, k, why) for b, k, why in out]
-            new = [(b, k) for b, k in new if b.label(k) not in spared]
+            new = [(b, k) for b, k in new if b.label(k) not in pruned]
             if new:
                 return self._joined(problem, args, page, candidates, new)
         if new and (policy == "auto" or not (candidates and candidates[0].native)):

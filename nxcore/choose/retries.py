@@ -34,7 +34,7 @@ class Retries:
         self._lock, self._short, self._timer = threading.Lock(), set[Problem](), None
 
     def note(self, problem: Problem, choice: Choice) -> None:
-        """Choose a problem again later, if a kernel met a shortage, or its race gave no verdict."""
+        """Choose a problem again later, if a kernel met a shortage, or its race gave no decision."""
         decision = choice.decision
         short = any(c.refusal and c.refusal.code is Code.MEMORY for c in decision.candidates)
         if short or decision.rule == INCONCLUSIVE:

@@ -34,7 +34,7 @@ class Shortlist:
         """The kernels that are compiled unless one of them fails."""
         return self.order[: self.most]
 
-    def spare(self, label: str) -> Refusal:
+    def refusal(self, label: str) -> Refusal:
         """Return the refusal of a kernel that isn't needed."""
         before = " and ".join(self.order[: self.order.index(label)][: self.most])
         return _refusal(f"{before} promise more, and at most {self.most} are compiled")

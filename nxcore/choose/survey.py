@@ -86,7 +86,7 @@ class Survey:
     ----------
     taken, open : int
         How many problems it has taken, and how many of them aren't measured yet.
-    spare : int
+    left_to_calls : int
         How many of the next problems a call is to measure itself.
     turns : Turns
         Gives the process the device, between calls that save time.
@@ -105,7 +105,7 @@ class Survey:
         self._prepared = False
         self._paid, self._before = -PAID_S, 0.0  # when that was, and the last call that saves time
         self._free: dict[torch.device, tuple[int, float]] = {}  # the bytes, and when that was
-        self.turns, self.spare = Turns(lambda: self.paid), 0
+        self.turns, self.left_to_calls = Turns(lambda: self.paid), 0
         if surveyor is not None:
             surveyor.heard = self.turns.heard
 
@@ -168,10 +168,10 @@ class Survey:
         }
         self._surveyor.give(problem, request, functools.partial(self._answered, problem), heat)
 
-    def spares(self) -> bool:
+    def leaves_to_call(self) -> bool:
         """Return whether a call is to measure another problem itself, and count that one."""
-        self.spare -= 1
-        return self.spare >= 0
+        self.left_to_calls -= 1
+        return self.left_to_calls >= 0
 
     def withdraw(self) -> bool:
         """Take back the open problems if they are few and none was begun; return whether they are."""

@@ -149,7 +149,7 @@ class Tuner:
         for label in (*shortlist.pruned, *shortlist.order):
             of, why = known[label], shortlist.pruned.get(label)
             if not why and sum(e.call is not None for e in found.values()) >= shortlist.most:
-                why = shortlist.spare(label)
+                why = shortlist.refusal(label)
             found[label] = turned_down(of.backend, of.kernel, why) if why else self._entry(of, problem, args)
         return [
             found.get(label := b.label(k))

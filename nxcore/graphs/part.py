@@ -274,7 +274,7 @@ class Part:
             self._made, self._waits = self._made + 1, False
             try:
                 patient = self._patience > 0
-                default().chooser.spare(tensors[0].device, first=self._patience == PATIENCE)
+                default().chooser.leave_to_calls(tensors[0].device, first=self._patience == PATIENCE)
                 run = deciding(Purpose.FIND if patient else Purpose.DECIDE)
                 with torch.enable_grad(), run, autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)

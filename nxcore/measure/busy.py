@@ -1,8 +1,8 @@
-"""Busy: a race that other programs disturbed, or that is too noisy, gives no verdict, and is repeated later.
+"""Busy: a race that other programs disturbed, or that is too noisy, gives no decision, and is repeated later.
 
-Beside a busy program some verdicts are clear, and some only seem to be: all calls of a candidate that has
+Beside a busy program some decisions are clear, and some only seem to be: all calls of a candidate that has
 more threads, or more barriers, are slower than they would be alone. So only samples count that nothing
-disturbed; see ``nxcore.measure.load``. Where there are too few, or they leave a verdict open, there is none.
+disturbed; see ``nxcore.measure.load``. Where there are too few, or they leave a decision open, there is none.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def judged(decision: Decision) -> Decision:
     why = disturbed(decision)
     if not why:
         return decision
-    reason = f"no verdict, the machine was busy: {why}; torch serves until the race is repeated"
+    reason = f"no decision, the machine was busy: {why}; torch serves until the race is repeated"
     return replace(decision, chosen=decision.candidates[0].label, rule=INCONCLUSIVE, reason=reason)
 
 
 def disturbed(decision: Decision) -> str:
-    """Return why a race has no verdict; empty if it has one.
+    """Return why a race has no decision; empty if it has one.
 
     Where they had processors for a part of its time, torch has won only if no candidate can be faster by 2%:
     twice the A/A noise, which is theirs, would be a margin in favour of torch.
@@ -44,7 +44,7 @@ def disturbed(decision: Decision) -> str:
     left = (c for c in timed if c not in won and not (won and c.native))
     if decision.noise <= NOISY and not any(_open(c, timed[0]) for c in left):
         return ""
-    return f"for {lost:.0%} of the time others had its processors, and what is left shows no clear verdict"
+    return f"for {lost:.0%} of the time others had its processors, and what is left shows no clear decision"
 
 
 def _open(c: Candidate, reference: Candidate) -> bool:

@@ -3,7 +3,7 @@
 A candidate replaces torch's own only if the one-sided Wilcoxon signed-rank test (Wilcoxon 1945) on the
 paired log ratios, shifted by the margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
 the larger of 2% and twice the A/A noise: the half-width of the A/A row, in which torch's fastest way races
-itself. A race with more than 20% A/A noise has no verdict, unless a kernel wins by far.
+itself. A race with more than 20% A/A noise has no decision, unless a kernel wins by far.
 
 There are two regimes, each with its own winner. An eager call costs the slower of host and device, a replay
 of a CUDA graph only the device's time. Kernels that don't claim to be graph-safe are left out of the second.
@@ -148,7 +148,7 @@ class Decision:
 
     @property
     def noisy(self) -> bool:
-        """Whether the race had too much noise for a verdict, and no winner by far."""
+        """Whether the race had too much noise for a decision, and no winner by far."""
         return self.noise > NOISY and not (self.rule == "measured" and _by_far(self[self.chosen], self.noise))
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def settled(
     *,
     by_far: bool = False,
 ) -> bool:
-    """Return whether every verdict is clear: a win, no win by its interval, or it ``left`` the race.
+    """Return whether every decision is clear: a win, no win by its interval, or it ``left`` the race.
 
     ``by_far``, or above ``NOISY``, wins count from ``FAR`` on, and the fastest must lead by more than a tie.
     """

@@ -65,7 +65,7 @@ class Effort:
         Seconds of warm-up.
     budget_s : float
         Seconds after which no more blocks are run, once the first look is done; a race that others disturb,
-        in its warm-up too, ends then without a verdict.
+        in its warm-up too, ends then without a decision.
     compiled : int
         The most kernels that are compiled for a problem; 0 for all.
     drops : tuple of (int, float)
@@ -128,7 +128,7 @@ class Race:
         Label of the A/A row: a second entry of the fastest of ``rivals`` during warm-up, or of the first
         call. Empty for none.
     settled : callable
-        Called at each look; returns whether every verdict is clear.
+        Called at each look; returns whether every decision is clear.
     effort : Effort
     clock : callable
         Returns nanoseconds; a test may replace it.
@@ -263,7 +263,7 @@ class Race:
         return self._seconds > self._effort.budget_s and self.done < self._effort.looks[0]
 
     def _end(self) -> None:
-        """End without a verdict, since others disturb the race; what has no block has its warm-up's time."""
+        """End without a decision, since others disturb the race; what has no block has its warm-up's time."""
         self._cut, first = True, self._lanes[self._first]
         if not any(lane.took for lane in self._lanes.values()):
             first.took, first.lost = round(self._seconds * 1e9), self._warm_lost

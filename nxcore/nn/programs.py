@@ -286,7 +286,7 @@ class ModelProgram:
         """Have a recording take what is known: torch serves the rest, and no call waits for it."""
         chooser = default().chooser
         chooser.beforehand.end()
-        chooser.survey.spare = 0
+        chooser.survey.left_to_calls = 0
         self.made += 1
         with young_alone(), chooser.tuner.gate.store.later(*FOUND), beside():
             yield

@@ -52,7 +52,7 @@ class Steps(Ledger):
 def survey(monkeypatch, capture_has, whole_has):
     """Return what stands in for the survey; the first runs of captures have it measure problems."""
     survey = SimpleNamespace(open=0, taken=0, takes=lambda problem: False, stays={}, captured=set())
-    survey.saved, survey.runs, survey.given, survey.spare = [], [], [], 0
+    survey.saved, survey.runs, survey.given, survey.left_to_calls = [], [], [], 0
     survey.pay = lambda saved, left: survey.saved.append((saved, left))
     survey.turns = SimpleNamespace(asked=False, give=lambda most: survey.given.append(most) or 0.25)
     survey.turns.asked_within = lambda seconds: False
@@ -92,7 +92,7 @@ def test_it_is_captured_once_all_are_measured(survey, waiting):
     assert nas.replays(patched)[""].startswith(WAITS)
     assert len(survey.runs) == 1
     agree(plain, patched, 3)
-    assert (len(survey.runs), survey.spare) == (1, 0), "no call tries while they are"
+    assert (len(survey.runs), survey.left_to_calls) == (1, 0), "no call tries while they are"
     survey.open = 0
     agree(plain, patched, 2)
     assert len(survey.runs) == 2, "what the first run's problems have led to is waited for"
@@ -130,10 +130,10 @@ def test_a_first_run_measures_a_few_itself_where_the_device_is_known(survey, kno
     monkeypatch.setattr(default().wisdom, "has", lambda device: known)
     plain, patched, _ = networks()
     agree(plain, patched, Whole.settled)
-    assert survey.spare == (FEW if known else 0)
+    assert survey.left_to_calls == (FEW if known else 0)
     survey.open = 0
     agree(plain, patched, 1)
-    assert (len(survey.runs), survey.spare) == (2, 0), "the process is there by then"
+    assert (len(survey.runs), survey.left_to_calls) == (2, 0), "the process is there by then"
 
 
 def test_where_few_are_unknown_they_are_measured_at_once(survey, monkeypatch):

@@ -136,6 +136,23 @@ def backend(name: str = "fake", *kernels: Kernel, probe: Callable[[], Verdict] =
     return Backend(name, probe, kernels or tuple(kernel(op) for op in SPECS), api=API_VERSION)
 
 
+def specs_with(*changed: OpSpec) -> list[OpSpec]:
+    """Return the core's operators, with these in place of those of their names."""
+    return list((SPECS | {spec.name: spec for spec in changed}).values())
+
+
+def addition(clock: Clock, us: float = 100.0) -> list[OpSpec]:
+    """Return the core's operators, of which an addition takes torch so many microseconds of a clock."""
+    add = SPECS["add"]
+    return specs_with(replace(add, reference=clock.costing(us, add.reference), idioms={}))
+
+
+def adders(clock: Clock, us: dict[str, float], call: Callable[..., Any] | None = None) -> list[Backend]:
+    """Return backends with a kernel each, to which an addition takes so many microseconds of a clock."""
+    call = call or SPECS["add"].reference
+    return [backend(n, kernel("add", clock.costing(t, call), target=f"{n}:plan")) for n, t in us.items()]
+
+
 def registry(*backends: Backend, specs: Sequence[OpSpec] | None = None) -> Registry:
     """Return a registry of the core's operators, torch and ``backends``."""
     found = Registry()
@@ -180,8 +197,7 @@ def scripted(clock: Clock, monkeypatch: Any, op: str, times: dict[str, float], *
         for label, us in times.items()
         if not label.startswith("torch")
     ]
-    specs = [spec if s.name == op else s for s in SPECS.values()]
-    return session(*others, specs=specs)
+    return session(*others, specs=specs_with(spec))
 
 
 def on_cuda(*shape: int, dtype: torch.dtype = torch.float32) -> TensorMeta:

@@ -46,7 +46,7 @@ class Machine:
         Those that are ``asked`` take part on request only.
         """
         self.raced.clear()
-        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch", 100), ADD), idioms={})
+        specs = fakes.addition(self.clock, us.pop("torch", 100))
         backends = [
             fakes.backend(
                 label,
@@ -60,7 +60,6 @@ class Machine:
             for label, time in us.items()
         ]
         backends = [fakes.replace(b, on_request="slow" if b.name in asked else "") for b in backends]
-        specs = [spec if s.name == "add" else s for s in SPECS.values()]
         return Session(
             Settings(cache=self.folder, policy="measure"), fakes.registry(*backends, specs=specs), fakes.QUICK
         )

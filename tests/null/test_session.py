@@ -385,9 +385,12 @@ def test_a_verified_idiom_serves_and_one_that_is_wrong_does_not(monkeypatch, rac
         idioms={"other": clock.costing(50, zeros)},
     )
     raced_by(functools.partial(racing.race, clock=clock))
-    specs = [spec if s.name == "add" else s for s in fakes.SPECS.values()]
     # A call that costs nothing would be repeated 40,000 times a sample.
     timed = fakes.kernel("add", clock.costing(300, fakes.SPECS["add"].reference))
-    decision = fakes.session(fakes.backend("fake", timed), specs=specs).explain("add", X, X).decision
+    decision = (
+        fakes.session(fakes.backend("fake", timed), specs=fakes.specs_with(spec))
+        .explain("add", X, X)
+        .decision
+    )
     assert decision.chosen != "torch-other"
     assert decision["torch-other"].refusal.code == "wrong"

@@ -122,7 +122,7 @@ class Confirmations:
         return replace(choice, call=counted.call)
 
     def _confirmed(self, learner: Learner, choice: Choice, problem: Problem) -> bool:
-        """Race the kernel against torch; return False if the noise was too large for a verdict."""
+        """Race the kernel against torch; return False if the noise was too large for a decision."""
         learner.pace.rest(0.0)
         try:
             slower, noise = compared(learner, choice, problem)

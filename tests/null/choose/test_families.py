@@ -130,8 +130,7 @@ class World:
         self.folder, self.clock, self.runs = folder, fakes.Clock(), []
 
     def process(self, *backends, audit=False, policy="auto", **us):
-        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch", 100), ADD), idioms={})
-        specs = [spec if s.name == "add" else s for s in SPECS.values()]
+        specs = fakes.addition(self.clock, us.pop("torch", 100))
         made = [fakes.backend(n, self.kernel(n, t)) for n, t in us.items()]
         settings = Settings(audit=audit, cache=self.folder, policy=policy)
         session = Session(settings, fakes.registry(*made, *backends, specs=specs), fakes.QUICK)

@@ -1,4 +1,4 @@
-"""A race that noise spoilt decides nothing for good: it is held again, and a clear verdict outlives it."""
+"""A race that noise spoilt decides nothing for good: it is held again, and a clear decision outlives it."""
 
 from __future__ import annotations
 

@@ -69,11 +69,9 @@ class Machine:
         return fakes.kernel("add", announces=True, target=f"{label}:plan", planner=plan)
 
     def process(self, policy="measure", effort=EFFORT, torchs=100, **us):
-        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(torchs, ADD), idioms={})
-        specs = [spec if s.name == "add" else s for s in SPECS.values()]
         backends = [fakes.backend(label, self.kernel(label, t)) for label, t in us.items()]
         settings = Settings(cache=self.folder, policy=policy)
-        return Session(settings, fakes.registry(*backends, specs=specs), effort)
+        return Session(settings, fakes.registry(*backends, specs=fakes.addition(self.clock, torchs)), effort)
 
     def verified(self, session):
         """Verify all kernels, so that what is compiled later is for a problem."""

@@ -51,9 +51,8 @@ class Machine:
             )
             for label, call in self.calls.items()
         ]
-        specs = [spec if s.name == "add" else s for s in SPECS.values()]
         settings = Settings(**{"cache": self.folder, "policy": "measure"} | how)
-        return Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
+        return Session(settings, fakes.registry(*backends, specs=fakes.specs_with(spec)), fakes.QUICK)
 
     def serving(self, op, *args):
         """Return who serves a call."""

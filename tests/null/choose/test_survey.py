@@ -342,7 +342,7 @@ def test_who_does_not_come_back_measures_at_once(tmp_path):
 
 def test_a_run_measures_as_many_itself_as_it_is_told(tmp_path):
     session, process, runs, _ = beside(tmp_path, torch=100, fast=50)
-    session.chooser.survey.spare = 1
+    session.chooser.survey.left_to_calls = 1
     with in_force(purpose=Purpose.FIND):
         session.op("add")(X, X)
         assert (process.tasks, runs[-1]) == ([], "fast")

@@ -40,11 +40,11 @@ def process(folder, disk, *, clock, announces=True, **settings):
     call = compiled(disk)
     kernel = fakes.kernel("add", None, announces=announces, target="fast:plan")
     planner = lambda problem: clock.costing(50, call(problem))  # noqa: E731  one expression
-    spec = fakes.replace(SPECS["add"], reference=clock.costing(100, ADD), idioms={})
-    specs = [spec if s.name == "add" else s for s in SPECS.values()]
     object.__setattr__(kernel, "planner", planner)
     settings = Settings(**({"cache": folder, "policy": "measure"} | settings))
-    return Session(settings, fakes.registry(fakes.backend("fast", kernel), specs=specs), fakes.QUICK)
+    return Session(
+        settings, fakes.registry(fakes.backend("fast", kernel), specs=fakes.addition(clock)), fakes.QUICK
+    )
 
 
 @pytest.fixture

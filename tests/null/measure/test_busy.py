@@ -1,4 +1,4 @@
-"""A race that other programs disturb: only undisturbed samples count, and too few of them give no verdict."""
+"""A race that others disturb: only undisturbed samples count, and too few of them give no decision."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_block_is_run_again_until_a_sample_counts():
 def test_a_race_without_undisturbed_samples_ends_with_its_time_and_gives_no_verdict():
     found, decision = run(itertools.repeat(0.5), torch=100, fast=50)
     assert (decision.chosen, decision.rule) == ("torch", "inconclusive")
-    assert decision.reason.startswith("no verdict, the machine was busy: for 50% of its time others had")
+    assert decision.reason.startswith("no decision, the machine was busy: for 50% of its time others had")
     assert decision.reason.endswith("; torch serves until the race is repeated")
     assert len(found["torch"].call_us) < 12, "no further block is run once the time is up"
 

@@ -1,4 +1,4 @@
-"""A race may end early where every verdict is clear by far."""
+"""A race may end early where every decision is clear by far."""
 
 from __future__ import annotations
 

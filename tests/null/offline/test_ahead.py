@@ -63,15 +63,9 @@ class Machine:
     def process(self, fast=50, **others):
         """Return a new session, in which an addition takes torch 100 us and kernels so many."""
         self.raced.clear()
-        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(100, ADD), idioms={})
-        backends = [
-            fakes.backend(name, fakes.kernel("add", self.clock.costing(us, ADD), target=f"{name}:plan"))
-            for name, us in ({"fast": fast} | others).items()
-        ]
-        specs = [spec if s.name == "add" else s for s in SPECS.values()]
-        found = Session(
-            Settings(cache=self.folder, policy="frozen"), fakes.registry(*backends, specs=specs), fakes.QUICK
-        )
+        backends = fakes.adders(self.clock, {"fast": fast} | others)
+        registry = fakes.registry(*backends, specs=fakes.addition(self.clock))
+        found = Session(Settings(cache=self.folder, policy="frozen"), registry, fakes.QUICK)
         self.as_default(found)
         return found
 

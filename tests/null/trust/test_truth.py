@@ -72,22 +72,13 @@ def test_an_added_nan_is_refused():
     assert why == "NaN must be where the reference has NaN: 1 outputs are NaN, 0 should be"
 
 
-def test_a_moved_infinity_is_refused():
-    def moved(xs, logits):
+@for_each("instead", [torch.ones_like, torch.neg], ids=["moved", "of the other sign"])
+def test_a_moved_infinity_or_one_of_the_other_sign_is_refused(instead):
+    def changed(xs, logits):
         y = BLEND.reference(xs, logits)
-        y[y.isinf()] = 1.0
-        return y
+        return torch.where(y.isinf(), instead(y), y)
 
-    why = refusal(moved, "softmax_sum", "inf_in_candidates")
-    assert why == "infinities must be where the reference has them"
-
-
-def test_an_infinity_of_the_other_sign_is_refused():
-    def flipped(xs, logits):
-        y = BLEND.reference(xs, logits)
-        return torch.where(y.isinf(), -y, y)
-
-    why = refusal(flipped, "softmax_sum", "inf_in_candidates")
+    why = refusal(changed, "softmax_sum", "inf_in_candidates")
     assert why == "infinities must be where the reference has them"
 
 

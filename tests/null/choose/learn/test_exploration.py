@@ -61,9 +61,8 @@ def learning(folder=None, yardstick=None, audit=False, **us):
     backends = [
         fakes.backend(name, fakes.kernel("add", k, target=f"{name}:plan")) for name, k in kernels.items()
     ]
-    specs = [spec if s.name == "add" else s for s in SPECS.values()]
     settings = Settings(audit=audit, cache=folder, policy="auto")  # an audit adds runs
-    session = Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
+    session = Session(settings, fakes.registry(*backends, specs=fakes.specs_with(spec)), fakes.QUICK)
     chooser, pace = session.chooser, Pace(share=float("inf"))
     chooser.learner = Learner(chooser.recall, session._forget, clock, pace)
     return session, kernels | {"torch": spec.reference}, runs
