@@ -17,7 +17,8 @@ FOLDERS = {
     CORE: ".",
     "nxcore-native": "native",
     **{
-        f"nxcore-{name}": f"plugins/{name}" for name in ("cuda", "cupy", "flaggems", "jax", "numba", "triton")
+        f"nxcore-{name}": f"plugins/{name}"
+        for name in ("cce", "cuda", "cupy", "flaggems", "jax", "numba", "triton")
     },
 }
 """Distribution -> its folder in a clone."""

@@ -24,6 +24,7 @@ FLAGGEMS = {
     "sum": "def sum_dim(x, dim, keepdim): return x.sum(dim, keepdim)",
     "mean": "def mean_dim(x, dim, keepdim): return x.mean(dim, keepdim)",
     "amax": "def amax(x, dim, keepdim): return x.amax(dim, keepdim)",
+    "cumsum": "def cumsum(x, dim, *, dtype): return x.cumsum(dim, dtype=dtype)",
     "argmax": "def argmax(x, dim, keepdim): return x.argmax(dim, keepdim)",
 }
 
@@ -161,3 +162,27 @@ def test_what_the_library_writes_into_is_cloned(installed):
     assert x.tolist() == [1, 1, 1]
     library.plan(problem, "a_library.own:add", spell)(x, y, 1, None)
     assert x.tolist() == [2, 2, 2]
+
+
+@pytest.fixture
+def cce(monkeypatch, installed):
+    """The backend of the adapter, with a stand-in of its library."""
+    text = """
+def linear_cross_entropy(e, c, targets, ignore_index=-100, reduction="mean"):
+    logits = e.float() @ c.float().mT
+    found = torch.nn.functional.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
+    return found.to(e.dtype)
+"""
+    folder = installed("cut-cross-entropy", "25.1.1", {"cut_cross_entropy/own.py": text})
+    (folder / "cut_cross_entropy" / "__init__.py").write_text("from .own import linear_cross_entropy\n")
+    monkeypatch.syspath_prepend(ROOT / "plugins" / "cce" / "src")
+    yield importlib.import_module("nxcore_cce").nxcore_backend()
+    for module in [m for m in sys.modules if m.startswith("cut_cross_entropy")]:
+        sys.modules.pop(module)
+
+
+def test_the_loss_without_logits_passes_the_kit(cce):
+    (row,) = examine(fakes.registry(fakes.backend("cce", *cce.kernels)), dtypes=["bfloat16"])
+    assert row.outcome == "verified", row.broken
+    assert row.samples > 2
+    assert any("takes no" in why for why in row.declined)

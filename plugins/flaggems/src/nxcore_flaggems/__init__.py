@@ -27,7 +27,7 @@ accepts = LIBRARY.accepts(_one_axis, ranks=(0, 5))
 
 KERNELS = kernels(
     "nxcore_flaggems",
-    {op: {"accepts": accepts, "target": f"calls:{op}"} for op in ("sum", "mean", "amax", "argmax")},
+    {op: {"accepts": accepts, "target": f"calls:{op}"} for op in ("sum", "mean", "amax", "argmax", "cumsum")},
     dtypes=FLOATS,
 )
 

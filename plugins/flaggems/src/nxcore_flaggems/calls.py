@@ -21,6 +21,15 @@ def _axis(function: Plan, x: Tensor, dim: int, keepdim: bool) -> Any:
     return function(x, dim, keepdim)
 
 
+def _scan(function: Plan, x: Tensor, dim: int, dtype: Any) -> Any:
+    return function(x, dim, dtype=dtype)
+
+
+def cumsum(problem: Problem) -> Plan:
+    """Plan ``cumsum``."""
+    return LIBRARY.plan(problem, "flag_gems.ops.cumsum:cumsum", _scan)
+
+
 def sum(problem: Problem) -> Plan:
     """Plan ``sum_dim``."""
     return LIBRARY.plan(problem, "flag_gems.ops.sum:sum_dim", _axes)
