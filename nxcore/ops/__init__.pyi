@@ -239,6 +239,11 @@ class _LinearCrossEntropy(Operator):
 
 linear_cross_entropy: _LinearCrossEntropy
 
+class _LogSoftmax(Operator):
+    def __call__(self, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor: ...
+
+log_softmax: _LogSoftmax
+
 class _Matmul(Operator):
     def __call__(self, a: Tensor, b: Tensor, *, precision: str | None = None) -> Tensor: ...
 
@@ -363,6 +368,11 @@ class _SiluMul(Operator):
     def __call__(self, x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor: ...
 
 silu_mul: _SiluMul
+
+class _Softmax(Operator):
+    def __call__(self, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor: ...
+
+softmax: _Softmax
 
 class _SoftmaxSum(Operator):
     def __call__(self, xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor: ...

@@ -30,6 +30,7 @@ from nxcore.spec.sample import Sample
 from nxcore.testing import rules
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
 from tests.hostile import (
+    lines,
     of_cuda,
     of_cuda_norm,
     of_cuda_planes,
@@ -87,9 +88,9 @@ class Plugin:
         return Path(spec.origin).parent
 
 
-TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON)
+TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON, *lines.TRITON)
 PLUGINS = {
-    "numba": Plugin("nxcore_numba", "numba", "numba", (*of_numba.MUTATIONS, *of_products.NUMBA)),
+    "numba": Plugin("nxcore_numba", "numba", "numba", (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA)),
     "triton": Plugin("nxcore_triton", "triton", "triton", TRITON),
     "cuda": Plugin(
         "nxcore_cuda",
@@ -97,7 +98,7 @@ PLUGINS = {
         "ctypes",
         (
             *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
-            *(*of_cuda_planes.MUTATIONS, *scans.CUDA),
+            *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA),
         ),
     ),
     "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),

@@ -35,6 +35,7 @@ NORM_SUMS = ("batch_norm_sum", "batch_norm_sum_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 SCANS = ("cumsum", "cumsum_backward")
+AXIS, AXIS_BACK = ("softmax", "log_softmax"), ("softmax_backward", "log_softmax_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS, *FOREACH)
@@ -57,6 +58,8 @@ OPS = (
     *GLOBAL_BACK,
     *ROWS,
     *SCANS,
+    *AXIS,
+    *AXIS_BACK,
     *SEPARABLE,
     *NORMS,
     *NORM_SUMS,
@@ -83,6 +86,8 @@ NOT_IN = {
         *SEPARABLE,
         *ROWS,
         *SCANS,
+        *AXIS,
+        *AXIS_BACK,
         *NORMS,
         *BLOCKS,
     ),
@@ -160,7 +165,7 @@ PASSES_NAN = "NaN passes through its arithmetic: no line treats it"
 SHORT = "a row has few terms: rounded on their way, they stay within what the result's own 16 bits lose"
 
 NONE_SUCH = {
-    **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS)},
+    **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS, *AXIS)},
     **{(op, BITS): SHORT for op in ROWS},
     **{(op, BITS): NEVER_ADDS for op in (*FOLDS, *LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK)},
     **{
@@ -177,6 +182,7 @@ NONE_SUCH = {
             "max_pool2d_backward",
             *GLOBAL_BACK,
             *SCANS,
+            *AXIS_BACK,
             *NORMS,
             *NORM_SUMS,
             "depthwise_conv2d",

@@ -11,7 +11,7 @@ from nxcore.ops.batch_norm import SPEC as BATCH_NORM
 from nxcore.ops.batch_norm_sum import SPEC as SUM
 from nxcore.ops.foreach_sep_conv2d_batch_norm import SPEC as FOREACH
 from nxcore.ops.sep_conv2d_batch_norm import SPEC as BLOCK
-from tests.outside.strategies import LAYOUTS, Draw, dtypes, shapes, strategy, tensor
+from tests.outside.strategies import LAYOUTS, ORDINARY, Draw, dtypes, shapes, strategy, tensor
 
 APART = tuple(layout for layout in LAYOUTS if layout != "expanded")
 
@@ -37,6 +37,41 @@ def batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     mask = draw(st.tuples(*[st.booleans()] * 3).filter(any))
     mask = (mask[0] or weight is None, *mask[1:])
     return tensor(draw, tuple(x.shape), x.dtype, ("normal",)), x, mean, var, weight, eps, mask
+
+
+def _axis(draw: Draw, most: int, values: tuple[str, ...]) -> tuple[Any, int]:
+    """Draw a tensor and one of its axes."""
+    x = tensor(draw, draw(shapes(most, 1, 4)), draw(dtypes()), values)
+    return x, draw(st.integers(-x.ndim, x.ndim - 1))
+
+
+@strategy
+def softmax(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any axis of any layout; a wide result of half types too."""
+    x, dim = _axis(draw, most, ("normal", "equal", "large", "nan", "inf"))
+    return x, dim, draw(st.sampled_from([None, x.dtype, torch.float32]))
+
+
+@strategy
+def softmax_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """A result and a gradient of any layouts."""
+    x, dim = _axis(draw, most, ("normal", "nan"))
+    y = torch.softmax(x, dim)
+    return tensor(draw, tuple(x.shape), y.dtype, ORDINARY), y, dim, draw(st.sampled_from([None, x.dtype]))
+
+
+@strategy
+def log_softmax(draw: Draw, most: int) -> tuple[Any, ...]:
+    """As softmax."""
+    return draw(softmax(most))
+
+
+@strategy
+def log_softmax_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """A result and a gradient of any layouts."""
+    x, dim = _axis(draw, most, ("normal", "nan"))
+    y = torch.log_softmax(x, dim)
+    return tensor(draw, tuple(x.shape), y.dtype, ORDINARY), y, dim, draw(st.sampled_from([None, x.dtype]))
 
 
 @strategy

@@ -132,6 +132,12 @@ def _depthwise_conv2d(
     return x, weight, stride, padding, dilation
 
 
+def _along(x: Tensor, dim: Any = None, dtype: Any = None) -> tuple[Any, ...]:
+    if dtype is not None and not dtype.is_floating_point:
+        raise LeftOutError("a complex dtype= is torch's alone")
+    return x, dim, dtype
+
+
 def _one(x: Tensor) -> tuple[Any, ...]:
     return x, None
 
@@ -185,6 +191,8 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.batch_norm": ("batch_norm", _batch_norm),
     "nn.functional.conv2d": ("depthwise_conv2d", _depthwise_conv2d),
     "cumsum": ("cumsum", lambda x, dim, dtype=None: (x, dim, dtype)),
+    "softmax": ("softmax", _along),
+    "log_softmax": ("log_softmax", _along),
     **ACTIVATIONS,
 }
 """By torch's name in the database: the operator, and its arguments from those of a sample."""

@@ -61,7 +61,7 @@ CASES = {
     "entropy": ("entropy", lambda: (double(2, 3, 5),), {}),
     "gumbel": ("gumbel_softmax", lambda: (double(3, 5), 0.5, False, double(3, 5).detach().exp()), {}),
     "gumbel_all": ("gumbel_softmax", lambda: (double(3, 5), above_0(()), False, above_0((3, 5))), {}),
-    "cumsum": ("cumsum", lambda: (double(3, 4, 5), 1), {}),
+    **{n: (n, lambda: (double(3, 4, 5), 1), {}) for n in ("cumsum", "softmax", "log_softmax")},
     "max_pool": ("max_pool2d", lambda: (double(2, 2, 5, 6), 3, 2, 1), {}),
     "max_pool_plane": ("max_pool2d", lambda: (double(2, 6, 7), (2, 3), None, 1, (1, 2)), {"ceil_mode": True}),
     "avg_pool": ("avg_pool2d", lambda: (double(2, 2, 4, 5), 3, 1, 1, False, False), {}),

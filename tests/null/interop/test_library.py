@@ -121,7 +121,8 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
     # From what isn't worth asking whether its gradient is wanted to what is.
     "weighted_sum": lambda i: ([torch.randn(2 + i, 20_000 * (i + 1)) for _ in range(3)], torch.randn(3)),
     **dict.fromkeys(
-        ("mean", "amax", "amin", "max", "min", "cumsum"), lambda i: (torch.randn(4 + i, 3 + 2 * i), 1)
+        ("mean", "amax", "amin", "max", "min", "cumsum", "softmax", "log_softmax"),
+        lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
     ),
     "sum": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
     "sum_to_size": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,)),

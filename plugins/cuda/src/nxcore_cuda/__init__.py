@@ -103,6 +103,11 @@ KERNELS = kernels(
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
+        **{
+            f"{op}{back}": {"accepts": accepts.axis, "target": "softmaxes:plan"}
+            for op in ("softmax", "log_softmax")
+            for back in ("", "_backward")
+        },
         "pointwise_conv2d": {"accepts": accepts.points, "verified_on": POINTS},
         "pointwise_conv2d_backward": {"accepts": accepts.points, "verified_on": POINTS},
         "sep_conv2d": {"accepts": accepts.separable_convolution, "verified_on": PLANES},

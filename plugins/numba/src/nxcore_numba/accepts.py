@@ -25,6 +25,7 @@ from nxcore.plugin import (
     fits,
     needs,
     no,
+    one_axis,
 )
 from nxcore_numba import dims
 
@@ -125,6 +126,7 @@ CPU = _table(_on_cpu, at_most(dims.DIMS, "dimensions that can't be merged", _dim
     "folds": _on_cpu(_terms, sums=dims.KINDS),
     "convolution": _on_cpu(few_channels(CHANNELS, TAPS)),
     "filters": _on_cpu(),
+    "axis": _on_cpu(one_axis),
     "rows": _on_cpu(rows=math.inf, one_gradient=True),
     "norm": _on_cpu(channels=dims.KINDS),
 }
@@ -174,6 +176,7 @@ FAMILIES = {
     ),
     "filters": ("depthwise_conv2d", "depthwise_conv2d_backward"),
     "convolution": ("conv2d", "conv2d_backward"),
+    "axis": tuple(f"{op}{back}" for op in ("softmax", "log_softmax") for back in ("", "_backward")),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }
@@ -184,6 +187,7 @@ TARGETS = {
     "sum_to_size": "sum:plan",
     "mean": "sum:plan",
     **dict.fromkeys(FAMILIES["folds"], "fold:plan"),
+    **dict.fromkeys(FAMILIES["axis"], "softmaxes:plan"),
     "add_backward": "add:plan_backward",
     "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
     "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",

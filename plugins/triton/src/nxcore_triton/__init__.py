@@ -123,6 +123,11 @@ KERNELS = kernels(
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         **{op: {"accepts": accepts.axis, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
+        **{
+            f"{op}{back}": {"accepts": accepts.axis, "target": "softmaxes:plan"}
+            for op in ("softmax", "log_softmax")
+            for back in ("", "_backward")
+        },
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
     },

@@ -1,0 +1,92 @@
+"""Lines: the threads of each, what of it stays in shared memory, and the launch by vectors or by elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from nxcore.plugin import Lines, TensorMeta
+from nxcore_cuda.layout import VECTOR
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
+
+__all__ = ["MOST", "VECTOR", "launch", "threads_of"]
+
+WARP, MOST = 32, 1024
+EACH = 4
+"""Vectors of a line for each of its threads, where there are threads enough."""
+
+SMALL = 128
+"""Threads of a block of several lines."""
+
+SPARE = 2048
+"""Bytes of a block's shared memory for what kernels reduce in."""
+
+
+PORTABLE = 48 * 1024
+"""Bytes of shared memory of a block where the device isn't asked."""
+
+
+def memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a block may have."""
+    properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", PORTABLE)
+
+
+def threads_of(vectors: int) -> tuple[int, int]:
+    """Return the threads of a line of so many vectors, and of a block."""
+    lanes = min(1 << max(-(-vectors // EACH) - 1, 0).bit_length(), MOST)
+    return lanes, max(lanes, SMALL) if lanes <= WARP else lanes
+
+
+def launch(
+    instance: Callable[[int], Instance],
+    device: torch.device,
+    found: Lines,
+    steps: Sequence[tuple[int, int, int]],
+    metas: Sequence[TensorMeta],
+    *,
+    kept: int,
+    head: str = "",
+    values: tuple[Any, ...] = (),
+) -> Launcher:
+    """Return the launch of a kernel on lines, by vectors where all tensors lie so.
+
+    Parameters
+    ----------
+    instance : callable
+        ``instance(width)``: the kernel for vectors of so many elements.
+    device : torch.device
+    found : Lines
+    steps : sequence of (int, int, int)
+        Of the tensors in the kernel's order.
+    metas : sequence of TensorMeta
+        Those tensors.
+    kept : int
+        How many of them, the first ones, are kept in shared memory.
+    head, values
+        What lies between the pointers and the lines in the kernel's struct.
+    """
+    size = max(meta.element_size() for meta in metas)
+    room, wide = memory(device) - SPARE, VECTOR // size
+
+    def launched(width: int) -> Launcher:
+        vectors = found.length // width
+        lanes, threads = threads_of(vectors)
+        each = sum(meta.element_size() for meta in metas[:kept]) * width * threads
+        held = min(-(-vectors // lanes), room // each)
+        of_lines = (found.count, found.inner, *(step[k] for k in range(3) for step in steps))
+        return Launch(
+            instance(width),
+            device,
+            -(-found.count * lanes // threads),
+            threads,
+            shared=held * each,
+            pointers=len(metas),
+            layout=f"{head}{3 + 3 * len(steps)}q2i",
+            values=(*values, *of_lines, vectors, lanes, held),
+        )
+
+    return Guarded(launched(wide) if wide > 1 and found.vectors(wide) else None, launched(1))

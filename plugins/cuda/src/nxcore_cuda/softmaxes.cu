@@ -1,0 +1,83 @@
+// softmax and log_softmax of lines, and their gradients: one pass over memory, the rest over what is kept.
+#pragma once
+
+#include "lines.cuh"
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+struct softmaxes_args {
+  const void* x;
+  void* y;
+  lines<2> l;
+};
+
+// exp(x): the hardware's, right to two units in the last place.
+__device__ __forceinline__ float power(float x) { return exp2f(x * LOG2E); }
+
+template <typename T, typename O, int V, bool LOG>
+__device__ __forceinline__ void softmaxes(const softmaxes_args& a) {
+  const Kept<T, V> x(a.x, a.l, 0, dynamic_shared<char>());
+  // Of what this thread has seen: the largest, and the sum of exponentials of distances from it.
+  float top = minus_infinity(), total = 0.0f;
+  each_read(
+      a.l,
+      [&](const Vector<T, V>& v) {
+        float above = top;
+#pragma unroll
+        for (int e = 0; e < V; ++e) above = fmaxf(above, widen(v[e]));
+        const float base = above == minus_infinity() ? 0.0f : above;  // -inf - -inf is NaN, exp(-inf) is 0
+        total *= power(top - base);
+#pragma unroll
+        for (int e = 0; e < V; ++e) total += power(widen(v[e]) - base);
+        top = above;
+      },
+      x);
+  const float all = of_line(top, a.l.lanes, Larger());
+  total *= top == minus_infinity() && total == 0.0f ? 0.0f : power(top - all);
+  total = of_line(total, a.l.lanes, Add());
+  const float scale = LOG ? logf(total) : 1.0f / total;
+  O* y = line_of<O>(a.y, a.l, 1);
+  each_own(a.l, [&](int k, long long i) {
+    const Vector<T, V> v = x.again(k, i);
+    Vector<O, V> made;
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+      const float below = widen(v[e]) - all;
+      made[e] = narrow<O>(LOG ? below - scale : power(below) * scale);
+    }
+    store_entries<V>(y, i, a.l.entry[1], made);
+  });
+}
+
+struct softmaxes_backward_args {
+  const void* grad;
+  const void* y;
+  void* out;
+  lines<3> l;
+};
+
+template <typename T, typename O, int V, bool LOG>
+__device__ __forceinline__ void softmaxes_backward(const softmaxes_backward_args& a) {
+  const Kept<T, V> grad(a.grad, a.l, 0, dynamic_shared<char>());
+  const Kept<T, V> y(a.y, a.l, 1, grad.end());
+  float total = 0.0f;
+  each_read(
+      a.l,
+      [&](const Vector<T, V>& g, const Vector<T, V>& v) {
+#pragma unroll
+        for (int e = 0; e < V; ++e) total += LOG ? widen(g[e]) : widen(g[e]) * widen(v[e]);
+      },
+      grad, y);
+  total = of_line(total, a.l.lanes, Add());
+  O* out = line_of<O>(a.out, a.l, 2);
+  each_own(a.l, [&](int k, long long i) {
+    const Vector<T, V> g = grad.again(k, i), v = y.again(k, i);
+    Vector<O, V> made;
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+      const float p = widen(v[e]), by = widen(g[e]);
+      made[e] = narrow<O>(LOG ? by - power(p) * total : p * (by - total));
+    }
+    store_entries<V>(out, i, a.l.entry[2], made);
+  });
+}

@@ -1,0 +1,124 @@
+"""Mutations of the kernels of lines, in every toolkit."""
+
+from __future__ import annotations
+
+from tests.hostile.mutations import AXIS, AXIS_BACK, BITS, MASK, NAN, STRIDE, TOP, Edit, Mutation, one
+from tests.hostile.of_cuda import MISALIGNED, half
+from tests.hostile.of_numba import ROUND
+from tests.hostile.of_triton import HALF
+
+ALL = (*AXIS, *AXIS_BACK)
+"""What is computed along one axis."""
+
+REASSOC = '@threads.jit(fastmath={"contract", "reassoc"})\n'
+
+CUDA = (
+    one(MASK, "lines.cuh", ALL, "own_line(l.lanes) < l.count ? l.length : 0", "l.length"),
+    one(
+        BITS,
+        "softmaxes.cu",
+        ALL,
+        "total = of_line(total, a.l.lanes, Add());",
+        f"total = {half('of_line(total, a.l.lanes, Add())')};",
+        count=2,
+        likely="wide_result",
+    ),
+    Mutation(
+        STRIDE,
+        "lines.cuh",
+        ALL,
+        (
+            Edit("one[0] = line[i * entry]", "one[0] = line[i]"),
+            Edit("line[i * entry] = values", "line[i] = values"),
+        ),
+        raises=MISALIGNED,
+    ),
+    Mutation(
+        TOP,
+        "softmaxes.cu",
+        AXIS,
+        (
+            Edit("above == minus_infinity() ? 0.0f : above;", "0.0f;"),
+            Edit("        top = above;\n", "        top = 0.0f;\n"),
+        ),
+    ),
+    one(
+        NAN,
+        "softmaxes.cu",
+        AXIS,
+        "power(widen(v[e]) - base)",
+        "is_nan(widen(v[e])) ? 0.0f : power(widen(v[e]) - base)",
+    ),
+)
+
+TRITON = (
+    one(MASK, "lines.py", ALL, "line < count", "line <= count"),
+    Mutation(
+        BITS,
+        "softmaxes.py",
+        ALL,
+        (
+            Edit("    return above, total", f"    return above, total{HALF}"),
+            Edit("tl.sum(g if LOG else g * v, 1)", f"tl.sum(g if LOG else g * v, 1){HALF}"),
+            Edit("total += tl.sum(g, 1)", f"total += tl.sum(g, 1){HALF}"),
+        ),
+        likely="longer",
+    ),
+    Mutation(STRIDE, "lines.py", ALL, (Edit("column[None, :] * entry", "column[None, :]", 2),)),
+    Mutation(
+        TOP,
+        "softmaxes.py",
+        AXIS,
+        (
+            Edit('base = tl.where(above == float("-inf"), 0.0, above)', "base = tl.zeros_like(above)"),
+            Edit("    return above, total", "    return tl.zeros_like(above), total"),
+        ),
+    ),
+    one(
+        NAN,
+        "softmaxes.py",
+        AXIS,
+        "    above = tl.maximum(top",
+        '    x = tl.where(x == x, x, float("-inf"))\n    above = tl.maximum(top',
+    ),
+)
+
+NUMBA = (
+    one(MASK, "softmaxes.py", ALL, "found.length, log,", "found.length + 1, log,"),
+    Mutation(
+        BITS,
+        "softmaxes.py",
+        ALL,
+        (
+            Edit(REASSOC + "def powers(", "@threads.jit\ndef powers("),
+            Edit(REASSOC + "def added(", "@threads.jit\ndef added("),
+            *(
+                Edit(
+                    f"            {line}\n",
+                    f"            {line}\n            {ROUND.format('total')}\n",
+                    count,
+                )
+                for line, count in (
+                    ("total += p", 2),
+                    ("total += load(g, at + i, token)", 1),
+                    ("total += load(g, at + i, token) * load(y, place + i, token)", 1),
+                )
+            ),
+        ),
+        likely="longer",
+    ),
+    one(STRIDE, "lines.py", ALL, "table[tensor, 1]\n", "table[tensor, 0]\n", likely="middle"),
+    one(TOP, "softmaxes.py", AXIS, "top = largest(x, at, pace, length, token)", "top = np.float32(0)"),
+    Mutation(
+        NAN,
+        "softmaxes.py",
+        AXIS,
+        (
+            Edit(" - top)\n", " - top)\n            p = p if p == p else np.float32(0)\n", 2),
+            Edit(
+                "length, token)\n        total",
+                "length, token)\n        top = top if top == top else FLOAT\n        total",
+            ),
+        ),
+    ),
+)
