@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.softmaxes import along, apart, backward_spec_of, spec_of
+from nxcore.ops.softmax import along, apart, backward_spec_of, spec_of
 
 
 def reference(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:

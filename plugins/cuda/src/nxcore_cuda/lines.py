@@ -26,7 +26,7 @@ SPARE = 2048
 
 
 PORTABLE = 48 * 1024
-"""Bytes of shared memory of a block where the device isn't asked."""
+"""Bytes of shared memory of a block on every device."""
 
 
 def memory(device: torch.device) -> int:
