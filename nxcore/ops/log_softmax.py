@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.softmax import along, apart, backward_spec_of, spec_of
+from nxcore.ops.softmax import along, apart, backward_spec_of, differentiated, spec_of
 
 
 def reference(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -76,10 +76,7 @@ def gradient(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None
     >>> nxcore.ops.log_softmax_backward(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]).log(), 0)
     tensor([ 0.5000, -0.5000])
     """
-    wide = torch.promote_types(y.dtype, dtype or y.dtype)
-    of_torch = torch._log_softmax_backward_data  # noqa: SLF001  it has no public name
-    found: Tensor = of_torch(grad.to(wide), y.to(wide), dim, wide)
-    return found.to(dtype or y.dtype)
+    return differentiated("log_softmax", grad, y, dim, dtype)
 
 
 def gradient_magnitude(grad: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:

@@ -257,9 +257,13 @@ def gradient(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None
     >>> nxcore.ops.softmax_backward(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]), 0)
     tensor([ 0.2500, -0.2500])
     """
+    return differentiated("softmax", grad, y, dim, dtype)
+
+
+def differentiated(name: str, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    """Return what torch's own gradient of an operator computes, in the wider of two dtypes."""
     wide = torch.promote_types(y.dtype, dtype or y.dtype)
-    of_torch = torch._softmax_backward_data  # noqa: SLF001  it has no public name
-    found: Tensor = of_torch(grad.to(wide), y.to(wide), dim, wide)
+    found: Tensor = getattr(torch.ops.aten, f"_{name}_backward_data")(grad.to(wide), y.to(wide), dim, wide)
     return found.to(dtype or y.dtype)
 
 

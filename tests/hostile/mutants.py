@@ -88,9 +88,10 @@ class Plugin:
         return Path(spec.origin).parent
 
 
+NUMBA = (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA)
 TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON, *lines.TRITON)
 PLUGINS = {
-    "numba": Plugin("nxcore_numba", "numba", "numba", (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA)),
+    "numba": Plugin("nxcore_numba", "numba", "numba", NUMBA),
     "triton": Plugin("nxcore_triton", "triton", "triton", TRITON),
     "cuda": Plugin(
         "nxcore_cuda",
