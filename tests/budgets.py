@@ -44,7 +44,7 @@ ADDED_OPERATORS = {
 ADDED_FOLDERS = frozenset(
     ("liger", "flaggems", "fla", "cce", "quack", "cudnn", "flashinfer", "remedies", "referee", "harnesses")
 )
-ADDED_PAGES = frozenset(("wall", "harnesses", "libraries"))
+ADDED_PAGES = frozenset(("wall", "harnesses", "libraries", "remedies", "0096-remedies"))
 ADDED_SCRIPTS = frozenset(("calibrate", "chance"))
 
 

@@ -23,18 +23,10 @@ LAST = 12
 def watching(
     history: Sequence[Row], decided: Callable[[], int] | None = None, *, quiet: bool = False
 ) -> Iterator[Callable[[Row], None]]:
-    """Show epochs as they end; yield the function that takes their rows.
+    """Show epochs as they end, after those of ``history``; yield the function that takes their rows.
 
-    Parameters
-    ----------
-    history : sequence of mapping
-        Earlier epochs.
-    decided : callable, optional
-        Returns the number of problems with a winner. Deciding them takes most of the first epoch on a GPU.
-    quiet : bool
-        Show nothing.
-
-    A row raises an interruption that was lost.
+    ``decided`` returns the number of problems with a winner, which take most of the first epoch on a GPU. A
+    row raises an interruption that was lost.
     """
     interruption.raise_lost()
     with _shown(history, decided, quiet) as take:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nxcore.nas.data import Data
 
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
-USUAL: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": []}
+USUAL: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": [], "set": []}
 """The options of a new search that aren't the preset's."""
 SHARE = 0.25
 """The share of a GPU's free memory that images may take."""
@@ -58,9 +58,10 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
         raise InvalidInputError(one_of("preset", asked["preset"], PRESETS), argument="preset")
     changed = {
         name: asked[name]
-        for name in ("epochs", "retrain_epochs", "skips", "budget_s")
+        for name in ("epochs", "retrain_epochs", "skips", "budget_s", "remedy")
         if asked.get(name) is not None
     }
+    changed |= settings(asked["set"])
     changed["mutations"] = tuple(map(mutation, asked["grow"]))
     if asked["space"] is not None:
         changed["primitives"] = operations(asked["space"])
@@ -78,13 +79,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
 
 
 def entrant(asked: dict[str, Any], preset: Preset) -> Genotype:
-    """Return the genotype that is trained without a search: a random one of the space, or that of a search.
-
-    Raises
-    ------
-    InvalidInputError
-        If the file holds none, or options of a search are given too.
-    """
+    """Return the genotype that is trained without a search: a random one, or that of a search."""
     import torch
 
     from nxcore.errors import InvalidInputError
@@ -107,13 +102,7 @@ def entrant(asked: dict[str, Any], preset: Preset) -> Genotype:
 
 
 def mutation(text: str) -> Mutation:
-    """Parse ``EPOCH:KIND[:SIZE]``.
-
-    Raises
-    ------
-    InvalidInputError
-        If ``text`` has another form.
-    """
+    """Parse ``EPOCH:KIND[:SIZE]``."""
     from nxcore.errors import InvalidInputError
     from nxcore.nas import Mutation
 
@@ -127,14 +116,29 @@ def mutation(text: str) -> Mutation:
     return Mutation(int(epoch), named, int(size or 0))
 
 
-def operations(text: str) -> tuple[str, ...]:
-    """Return the operations of a space, given as its name or as operations separated by commas.
+def settings(texts: list[str]) -> dict[str, Any]:
+    """Parse settings of a preset, each ``NAME=VALUE`` with a value as JSON writes it."""
+    from nxcore.errors import InvalidInputError
+    from nxcore.nas import Preset
 
-    Raises
-    ------
-    InvalidInputError
-        If an operation is unknown or repeated, or fewer than two are given.
-    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        kind = type(getattr(Preset(), name, None))
+        try:
+            found[name] = decoded(value)
+        except ValueError:
+            kind = str
+        if kind not in (bool, int, float) or type(found[name]) not in (kind, *[int] * (kind is float)):
+            raise InvalidInputError(
+                f"set must be NAME=VALUE with a number or truth value of a Preset, got {text!r}",
+                argument="set",
+            )
+    return found
+
+
+def operations(text: str) -> tuple[str, ...]:
+    """Return the operations of a space, given as its name or as two distinct ones or more, with commas."""
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.nas import OPS, PRIMITIVES
 
@@ -290,6 +294,15 @@ def search(
         list[str] | None,
         typer.Option(help="Grow the supernet after EPOCH: EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node."),
     ] = None,
+    remedy: Annotated[
+        str | None,
+        typer.Option(
+            help="none, skip_decay, partial, gumbel, early_stop or perturbation.", show_default="none"
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of nxcore.nas.Preset: retrain_C=64.")
+    ] = None,
     genotype: Annotated[
         str | None,
         typer.Option(help="Train a genotype without a search: random, or the result.json of a search."),
@@ -331,6 +344,8 @@ def search(
         "retrain_epochs": retrain_epochs,
         "skips": skips,
         "grow": grow or None,
+        "remedy": remedy,
+        "set": settings or None,
         "genotype": genotype,
         "budget_s": budget,
         "seed": seed,

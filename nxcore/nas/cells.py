@@ -47,6 +47,9 @@ class Cell(nn.Module):
     torch.Size([1, 4, 8, 8])
     """
 
+    divides = 1
+    """The channels of a state over those of its operations."""
+
     def __init__(
         self,
         steps: int,
@@ -67,7 +70,7 @@ class Cell(nn.Module):
         self.preprocess0 = _preprocess(C_prev_prev, C, reduction_prev, affine=False)
         self.preprocess1 = ReLUConvBN(C_prev, C, 1, 1, 0, affine=False)
         self._ops = nn.ModuleList(
-            Blend(C, 2 if reduction and state < 2 else 1, primitives)
+            Blend(C // self.divides, 2 if reduction and state < 2 else 1, primitives)
             for node in range(steps)
             for state in range(node + 2)
         )
@@ -93,12 +96,17 @@ class Cell(nn.Module):
         check_rows(logits, "logits", len(self._ops), len(self.primitives))
         if plan is None and self.rule.mode != "exact":
             plan = self.rule.plan(logits, self.primitives)
-        weights = torch.softmax(logits, -1) if plan is None else plan.weights
+        if plan is None:
+            return self.blended(s0, s1, torch.softmax(logits, -1))
+        return self.blended(s0, s1, plan.weights, plan.active)
+
+    def blended(self, s0: Tensor, s1: Tensor, weights: Tensor, active: Any = None) -> Tensor:
+        """Return the cell's output for the factors of all operations; ``active`` are those that run."""
         states = [self.preprocess0(s0), self.preprocess1(s1)]
         for node in edges(self._steps):
             states.append(
                 sum(
-                    self._ops[row](x, weights[row], *(() if plan is None else (plan.active[row],)))
+                    self._ops[row](x, weights[row], *(() if active is None else (active[row],)))
                     for row, x in zip(node, states, strict=True)
                 )
             )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nxcore.errors import FOREIGN, InvalidInputError
+from nxcore.nas.genotype import Genotype
+from nxcore.nas.networks import SearchNetwork
 from nxcore.store.encoding import encoded
 
 if TYPE_CHECKING:
@@ -27,13 +30,7 @@ def write(state: dict[str, Any], path: Path) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the state in a file.
-
-    Raises
-    ------
-    InvalidInputError
-        If the file has another format.
-    """
+    """Return the state in a file; raise if it has another format."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FOREIGN as error:  # torch and pickle raise many types for a file of another kind
@@ -48,13 +45,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def require(state: dict[str, Any], path: str | Path, data: Data, device: torch.device) -> None:
-    """Raise unless ``data`` and the type of ``device`` are those of ``state``.
-
-    Raises
-    ------
-    InvalidInputError
-        With both values.
-    """
+    """Raise, with both values, unless ``data`` and the type of ``device`` are those of ``state``."""
     if (known := (state["data"], state["counts"])) != (got := (data.name, data.counts)):
         raise InvalidInputError(f"data must be that of {path}, {known}, got {got}", argument="data")
     if (kind := "cpu" if state["cuda"] is None else "cuda") != device.type:
@@ -63,6 +54,68 @@ def require(state: dict[str, Any], path: str | Path, data: Data, device: torch.d
             "differ between types",
             argument="device",
         )
+
+
+def state_dict(self: Trainer) -> dict[str, Any]:
+    """Return the full state of the training, as tensors and plain data."""
+    return {
+        "data": self.data.name,
+        "counts": self.data.counts,
+        "preset": asdict(self.preset),
+        "seed": self.seed,
+        "phase": self.phase,
+        "epoch": self.epoch,
+        "genotype": self.genotype._asdict(),
+        "history": self.history,
+        "stops": (self.spent_s, self._began_s, self._best, self._waited),
+        "net": self.net.state_dict(),
+        "mean": None if self.mean is None else (self.mean.steps, self.mean.values),
+        "kept": self.net.kept if isinstance(self.net, SearchNetwork) else None,
+        "grown": {
+            "mutated": self._mutated,
+            "steps": self.arch.steps,
+            "multiplier": self.arch.multiplier,
+            "C": getattr(self.net, "C", None),
+            "inserted": getattr(self.net, "inserted", ()),
+        },
+        "optimizer": self.optimizer.state_dict(),
+        "arch": self.arch.state_dict(),
+        "arch_optimizer": self.arch_optimizer.state_dict(),
+        "generator": self.generator.get_state(),
+        "order": self._feed.generator.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+    }
+
+
+def load_state_dict(self: Trainer, state: dict[str, Any]) -> None:
+    """Continue from a ``state_dict`` of the same preset."""
+    self.genotype = Genotype(**state["genotype"])
+    phase, trains = state["phase"], state["preset"]["retrain_epochs"] > 0
+    trained = phase == "retraining" or (phase == "done" and trains)
+    grown, mutated = state["grown"], state["grown"]["mutated"]
+    if mutated:
+        self._architecture(grown["steps"], grown["multiplier"])
+    self._mutated = mutated
+    if trained:
+        self._enter("retraining")
+    elif mutated:
+        self._enter("search", grown["C"], grown["inserted"])
+    self.phase, self.epoch, self.history = state["phase"], state["epoch"], list(state["history"])
+    self.spent_s, self._began_s, self._best, self._waited = state["stops"]
+    self.net.load_state_dict(state["net"])
+    if self.mean is not None:
+        self.mean.load(*state["mean"])
+    if isinstance(self.net, SearchNetwork) and state["kept"] is not None:
+        self.net.kept = state["kept"].to(self.device)
+    self.optimizer.load_state_dict(state["optimizer"])
+    self.arch.load_state_dict(state["arch"])
+    self.arch_optimizer.load_state_dict(state["arch_optimizer"])
+    self.generator.set_state(state["generator"].cpu())
+    self._feed.generator.set_state(state["order"].cpu())
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and self.device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
 
 def recorded(trainer: Trainer, folder: Path | None) -> Iterator[dict[str, Any]]:

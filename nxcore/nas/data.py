@@ -33,10 +33,6 @@ class Split(NamedTuple):
     labels: Tensor
 
 
-Part = Split
-"""The former name of ``Split``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Data:
     """A set of images in three disjoint splits.
@@ -176,19 +172,10 @@ def augment(
 def orders(
     part: Split, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the indices of a split's images in batches of one size, in random order.
+    """Yield the indices of a split's images in batches of ``size``, in an order drawn on the split's device.
 
-    Images that do not fill a last batch are left out of this epoch.
-
-    Parameters
-    ----------
-    part : Split
-    size : int
-        The batch size; a smaller split is one batch.
-    generator : torch.Generator
-        A generator on the split's device.
-    rank, world : int
-        Yield each ``world``-th batch from ``rank`` on; all ranks get the same number.
+    Images that do not fill a last batch are left out of this epoch; a smaller split is one batch. Each
+    ``world``-th batch from ``rank`` on is yielded; all ranks get the same number.
     """
     count = len(part.labels)
     order = torch.randperm(count, generator=generator, device=part.labels.device)

@@ -246,6 +246,7 @@ def _like(net: SearchNetwork, **changed: Any) -> SearchNetwork:
             "in_channels",
             "checkpoint",
             "inserted",
+            "graphs",
         )
     }
     made = SearchNetwork(mode=net.rule, **{**options, **changed})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,22 +12,6 @@ from nxcore.nas.networks import SearchNetwork
 from nxcore.nas.preset import Mutation
 
 
-class Grown(NamedTuple):
-    """The result of a mutation.
-
-    Attributes
-    ----------
-    net : SearchNetwork
-    arch : ArchitectureParameters
-    difference : float
-        The largest difference between old and new scores, with running statistics.
-    """
-
-    net: SearchNetwork
-    arch: ArchitectureParameters
-    difference: float
-
-
 def mutate(
     mutation: Mutation,
     net: SearchNetwork,
@@ -37,26 +19,11 @@ def mutate(
     optimizers: tuple[Optimizer, Optimizer],
     images: Tensor,
     generator: torch.Generator,
-) -> Grown:
-    """Grow a network, and its architecture where that must grow too.
+) -> tuple[SearchNetwork, ArchitectureParameters, float]:
+    """Grow a network, which may change, and its architecture where that must grow too.
 
-    Parameters
-    ----------
-    mutation : Mutation
-    net, arch
-        The network and its architecture; they may change.
-    optimizers : (Optimizer, Optimizer)
-        The optimizers of weights and architecture. They become those of the result, with parameters
-        in the order of the modules.
-    images : Tensor
-        The images on which old and new scores are compared.
-    generator : torch.Generator
-        The generator of all random choices, on the CPU.
-
-    Raises
-    ------
-    InvalidInputError
-        If the network cannot grow in this way.
+    Return them with the largest difference of scores on ``images``, with running statistics. The optimizers
+    of weights and architecture become those of the result, with parameters in the order of the modules.
     """
     before = _scores(net, arch, images)
     of_weights, of_architecture = optimizers
@@ -69,7 +36,7 @@ def mutate(
     for optimizer, module in zip(optimizers, (net, arch), strict=True):
         (group,) = optimizer.param_groups
         group["params"] = list(module.parameters())  # so that a checkpoint finds each by its place
-    return Grown(net, arch, float((_scores(net, arch, images) - before).abs().max()))
+    return net, arch, float((_scores(net, arch, images) - before).abs().max())
 
 
 @torch.no_grad()

@@ -87,6 +87,9 @@ class SearchNetwork(Network):
         memory, more time, the same gradients. Only the first computation updates running statistics.
     inserted : sequence of int
         The arguments of calls of ``insert``, in order, to rebuild a network that has grown.
+    graphs : bool
+        Whether calls may be replayed. Until a device is found to have no graphs, some calls add up in another
+        order, so a CPU's results then depend on how many there were.
 
     Attributes
     ----------
@@ -113,6 +116,7 @@ class SearchNetwork(Network):
     torch.Size([1, 3])
     """
 
+    cell: type[Cell] = Cell
     inserted: tuple[int, ...]
     kept: Tensor | None
     choices: Tensor
@@ -131,6 +135,7 @@ class SearchNetwork(Network):
         in_channels: int = 3,
         checkpoint: bool = False,
         inserted: Sequence[int] = (),
+        graphs: bool = True,
     ) -> None:
         rule = as_rule(mode)
         super().__init__(
@@ -139,14 +144,14 @@ class SearchNetwork(Network):
             layers,
             stem_multiplier,
             in_channels,
-            lambda C_pp, C_p, C, reduction, previous: Cell(
+            lambda C_pp, C_p, C, reduction, previous: self.cell(
                 steps, multiplier, C_pp, C_p, C, reduction, previous, primitives, rule
             ),
         )
         self.rule, self.primitives, self.checkpoint = rule, tuple(primitives), checkpoint
         self.C, self.num_classes, self.layers = C, num_classes, layers
         self.steps, self.multiplier, self.stem_multiplier = steps, multiplier, stem_multiplier
-        self.in_channels, self.inserted = in_channels, ()
+        self.in_channels, self.inserted, self.graphs = in_channels, (), graphs
         self._rows = edges(steps)[-1][-1] + 1
         shape = (2 * self._rows, len(self.primitives))
         self._active: tuple[tuple[int, ...], ...] = ()
@@ -186,7 +191,7 @@ class SearchNetwork(Network):
 
     def _patch(self) -> None:
         """Make the network fast; replays run no code, so none of the modes that read the device."""
-        patch(self, graphs=self.rule.mode == "exact" and not self.checkpoint, watch=False)
+        patch(self, graphs=self.graphs and self.rule.mode == "exact" and not self.checkpoint, watch=False)
 
     def insert(self, after: int) -> InsertedCell:
         """Insert a cell in place, initially the identity, and return it.

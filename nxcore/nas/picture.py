@@ -19,12 +19,7 @@ OTHER = "#7a3fa0"
 
 
 def genotype_svg(genotype: Genotype) -> str:
-    """Return both cells as one SVG: states from left to right, an arc for each operation.
-
-    Parameters
-    ----------
-    genotype : Genotype
-    """
+    """Return both cells as one SVG: states from left to right, an arc for each operation."""
     cells = (
         ("normal cell", genotype.normal, genotype.normal_concat),
         ("reduction cell", genotype.reduce, genotype.reduce_concat),

@@ -16,15 +16,9 @@ SLOTS = 3
 
 
 class Feed:
-    """Batches on the computing device: gathered there, or copied from host memory.
+    """Batches on ``device``: gathered there, or copied from ``at``, where the images are.
 
-    Parameters
-    ----------
-    at, device : torch.device
-        The device of the images, and the device of the batches.
-    generator : torch.Generator
-        The generator of the order, on ``device``. Images on another device get their own, with ``seed``.
-    seed : int
+    ``generator``, on ``device``, draws the order. Images on another device get their own, with ``seed``.
     """
 
     def __init__(self, at: torch.device, device: torch.device, generator: torch.Generator, seed: int) -> None:
@@ -52,15 +46,6 @@ class Ring:
 
     A copy from memory that is not pinned waits for the device. A buffer is filled again only after its last
     copy is done, and a batch's memory is reused only after the consumer's stream is done with it.
-
-    Parameters
-    ----------
-    part : Split
-        Images in host memory.
-    device : torch.device
-        A CUDA device.
-    slots : int
-        The number of buffers.
     """
 
     def __init__(self, part: Split, device: torch.device, slots: int = SLOTS) -> None:
@@ -68,13 +53,7 @@ class Ring:
         self.stream = torch.cuda.Stream(device)
 
     def batches(self, orders: Iterator[Tensor]) -> Iterator[Split]:
-        """Yield the batches of these indices, ready for use on the current stream.
-
-        Parameters
-        ----------
-        orders : iterator of Tensor
-            The indices of each batch's images, on the CPU.
-        """
+        """Yield the batches of these indices, which are on the CPU, ready for use on the current stream."""
         ring: cycle[Slot] | None = None
         under_way: deque[tuple[Split, torch.cuda.Event]] = deque()
         for places in orders:

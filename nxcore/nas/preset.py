@@ -81,6 +81,8 @@ class Preset:
         the epoch before is kept. Weights that have little left to learn make skip connections win over
         convolutions, though a network of them generalises worse. The rule is that of "DARTS+" (Liang et al.
         2019), with one skip connection.
+    remedy : str
+        What is done against skip connections: a name of ``nxcore.nas.remedies.known.REMEDIES``.
     budget_s : float
         Seconds for everything. The search takes at most half of them. The learning rates end their cosine in
         that time, and an epoch that has begun is finished.
@@ -88,6 +90,12 @@ class Preset:
         The found network's training, from new weights, on all images that are not held out.
     retrain_autocast : bool
         Whether the forward passes of retraining run under autocast to bfloat16.
+    retrain_smoothing, retrain_average, retrain_muon : float
+        The loss's label smoothing; the share that stays in a step of a moving mean of the weights, which is
+        evaluated in their place; the rate of Muon on 1x1 convolutions over that of the others (0: SGD alone).
+    retrain_alternate, retrain_views : bool
+        Whether images are mirrored in every other epoch rather than by chance; whether the scores of a
+        held-out image are the mean of six views.
     held_out_every : int
         Epochs of retraining for each evaluation of the held-out images. Epochs that may be the last one have
         one too.
@@ -129,6 +137,7 @@ class Preset:
     arch_weight_decay: float = 1e-3
     patience: int | None = None
     skips: int | None = None
+    remedy: str = "none"
     budget_s: float = math.inf
     retrain_epochs: int = 600
     retrain_batch: int = 96
@@ -137,6 +146,11 @@ class Preset:
     retrain_lr: float = 0.025
     retrain_lr_min: float = 0.0
     retrain_autocast: bool = False
+    retrain_smoothing: float = 0.0
+    retrain_average: float = 0.0
+    retrain_muon: float = 0.0
+    retrain_alternate: bool = False
+    retrain_views: bool = False
     held_out_every: int = 1
     drop_path: float = 0.2
     pad: int = 4

@@ -33,12 +33,7 @@ def mean(value: Tensor) -> Tensor:
 def joined(gradients: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor | None]]:
     """Return this rank's part of the mean gradients as one tensor, and the gradients as views of it.
 
-    ``total`` of the tensor makes all of them means over the ranks, by one message.
-
-    Parameters
-    ----------
-    gradients : sequence of Tensor or None
-        At least one tensor, all of one dtype; None stays None.
+    ``total`` of the tensor makes all of them means over the ranks, by one message. None stays None.
     """
     known = [g for g in gradients if g is not None]
     flat = torch.cat([g.flatten() for g in known]).div_(place()[1])
@@ -54,11 +49,7 @@ def agreed(seconds: float, device: torch.device) -> float:
 def shared(net: nn.Module, *, unused: bool) -> nn.Module:
     """Return a network whose backward pass leaves the mean gradients of all ranks.
 
-    Parameters
-    ----------
-    net : Module
-    unused : bool
-        Whether some parameters may be unused in a call.
+    ``unused`` says whether some parameters may be unused in a call.
     """
     if place()[1] == 1:
         return net

@@ -26,27 +26,13 @@ since the first one's backward pass finds them.
 class Passes:
     """Forward and backward of a network, on every rank's share of a batch.
 
-    Parameters
-    ----------
-    net : SearchNetwork or EvalNetwork
-    arch : ArchitectureParameters
-        The architecture of a search network.
-    graphed : bool
-        Whether to replay graphs. Networks in other modes than ``exact`` read the device and are not replayed.
-    order : {1, 2}
-        The order of the architecture's gradient; the second order is not replayed.
-    unused : bool
-        Whether some parameters may be unused in a call.
-    autocast : bool
-        Whether the forward passes of a found network run under autocast to bfloat16.
-
-    Attributes
-    ----------
-    gradients : list, optional
-        The weights' gradients of the last pass, where a graph leaves them in the same memory at each call.
+    Networks in other modes than ``exact``, which read the device, and the architecture's second order aren't
+    replayed. ``unused`` says whether some parameters may be unused in a call. ``autocast`` (to bfloat16) and
+    ``smoothing`` (of labels) are for found networks alone.
     """
 
     gradients: list[Tensor | None] | None = None
+    """The weights' gradients of the last pass, where a graph leaves them in the same memory at each call."""
 
     def __init__(
         self,
@@ -57,9 +43,11 @@ class Passes:
         order: int = 1,
         unused: bool = False,
         autocast: bool = False,
+        smoothing: float = 0.0,
     ) -> None:
         self.net, self.arch, self.order = net, arch, order
         self.autocast = autocast and isinstance(net, EvalNetwork)
+        self.smoothing = smoothing if isinstance(net, EvalNetwork) else 0.0
         reads = isinstance(net, SearchNetwork) and net.rule.mode != "exact"
         self.graphed = graphed and not reads
         self._shared = net if self.graphed else shared(net, unused=unused)
@@ -116,7 +104,7 @@ class Passes:
             half = torch.autocast(images.device.type, torch.bfloat16)
         with half:
             scores = net(images, *([] if found else [row.detach() for row in self.arch()]))
-            return functional.cross_entropy(scores, labels), scores
+            return functional.cross_entropy(scores, labels, label_smoothing=self.smoothing), scores
 
     def _dropped(self, device: torch.device) -> Tensor | None:
         """Return the share of dropped paths as a tensor, which a graph reads anew; None where none are."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.prefetch import Feed
 from nxcore.nas.preset import Mutation, Preset
 from nxcore.nas.process_group import agreed, as_first, mean, place
+from nxcore.nas.remedies.known import made
+from nxcore.nas.remedies.recipe import Mean, Muon, alternated, of_views
 from nxcore.nas.step import Passes, threads
 from nxcore.nas.update import Update
 
@@ -74,8 +77,11 @@ class Trainer:
 
     phase: Phase
     epoch: int
+    arch: ArchitectureParameters
     net: nn.Module
     optimizer: torch.optim.Optimizer
+    mean: Mean | None
+    state_dict, load_state_dict = checkpoint.state_dict, checkpoint.load_state_dict
 
     def __init__(
         self, data: Data, preset: Preset, *, seed: int = 0, device: torch.device | str | None = None
@@ -86,6 +92,7 @@ class Trainer:
         torch.manual_seed(seed)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self._feed = Feed(data.train.images.device, self.device, self.generator, seed)
+        self.remedy = made(preset)
         self._architecture(preset.steps, preset.multiplier)
         self.genotype = self.arch.genotype()
         self.history: list[dict[str, Any]] = []
@@ -126,10 +133,14 @@ class Trainer:
         row = self._row(phase, started, lr=lr, **sums)
         if stopped := self._stopped(row):
             row["stopped"] = stopped
+        if stopped and phase == "search" and self.remedy.selects:
+            self._select(row)
         if stopped and phase != "retraining" and self.preset.retrain_epochs:
             self._enter("retraining")
         elif stopped:
             self.phase = "done"
+            if self.mean:
+                self.mean.stay()
         elif phase == "warm-up" and self.epoch == self.preset.warmup:
             self.phase = "search"
         return row
@@ -143,7 +154,11 @@ class Trainer:
     def evaluate(self, part: Split) -> tuple[float, float]:
         """Return the network's loss and accuracy on a split, with running statistics."""
         as_first(self.net)
-        return evaluated(self.net, self.passes.scores, part, self.device)
+        scores: Any = self.passes.scores
+        if self.preset.retrain_views and isinstance(self.net, EvalNetwork):
+            scores = functools.partial(of_views, scores)
+        with self.mean.there() if self.mean else contextlib.nullcontext():
+            return evaluated(self.net, scores, part, self.device)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, atomically: on failure, the file is unchanged."""
@@ -183,70 +198,13 @@ class Trainer:
         trainer.load_state_dict(state)
         return trainer
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the full state of the training, as tensors and plain data."""
-        return {
-            "data": self.data.name,
-            "counts": self.data.counts,
-            "preset": asdict(self.preset),
-            "seed": self.seed,
-            "phase": self.phase,
-            "epoch": self.epoch,
-            "genotype": self.genotype._asdict(),
-            "history": self.history,
-            "stops": (self.spent_s, self._began_s, self._best, self._waited),
-            "net": self.net.state_dict(),
-            "kept": self.net.kept if isinstance(self.net, SearchNetwork) else None,
-            "grown": {
-                "mutated": self._mutated,
-                "steps": self.arch.steps,
-                "multiplier": self.arch.multiplier,
-                "C": getattr(self.net, "C", None),
-                "inserted": getattr(self.net, "inserted", ()),
-            },
-            "optimizer": self.optimizer.state_dict(),
-            "arch": self.arch.state_dict(),
-            "arch_optimizer": self.arch_optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "order": self._feed.generator.get_state(),
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a ``state_dict`` of the same preset."""
-        self.genotype = Genotype(**state["genotype"])
-        phase, trains = state["phase"], state["preset"]["retrain_epochs"] > 0
-        trained = phase == "retraining" or (phase == "done" and trains)
-        grown, mutated = state["grown"], state["grown"]["mutated"]
-        if mutated:
-            self._architecture(grown["steps"], grown["multiplier"])
-        self._mutated = mutated
-        if trained:
-            self._enter("retraining")
-        elif mutated:
-            self._enter("search", grown["C"], grown["inserted"])
-        self.phase, self.epoch, self.history = state["phase"], state["epoch"], list(state["history"])
-        self.spent_s, self._began_s, self._best, self._waited = state["stops"]
-        self.net.load_state_dict(state["net"])
-        if isinstance(self.net, SearchNetwork) and state["kept"] is not None:
-            self.net.kept = state["kept"].to(self.device)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.arch.load_state_dict(state["arch"])
-        self.arch_optimizer.load_state_dict(state["arch_optimizer"])
-        self.generator.set_state(state["generator"].cpu())
-        self._feed.generator.set_state(state["order"].cpu())
-        torch.set_rng_state(state["torch"].cpu())
-        if state["cuda"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
-
     def _threads(self) -> AbstractContextManager[None]:
         return threads(self.preset.threads if self.device.type == "cpu" else None)
 
     def _architecture(self, steps: int, multiplier: int) -> None:
         """Make an architecture and its optimizer."""
         p = self.preset
-        self.arch = ArchitectureParameters(steps, p.primitives, multiplier).to(self.device)
+        self.arch = self.remedy.architecture(steps, p.primitives, multiplier).to(self.device)
         decay, fused = p.arch_weight_decay, self.device.type == "cuda" or None  # fused: one launch
         self.arch_optimizer = torch.optim.Adam(
             self.arch.parameters(), lr=p.arch_lr, betas=p.arch_betas, weight_decay=decay, fused=fused
@@ -292,27 +250,33 @@ class Trainer:
     def _enter(self, phase: Phase, C: int | None = None, inserted: Sequence[int] = ()) -> None:
         """Begin a phase with a new network; a supernet may have grown."""
         p, self.phase, self.epoch, self._began_s = self.preset, phase, 0, self.spent_s
+        retrains = phase == "retraining"
         classes, channels = len(self.data.classes), self.data.train.images.shape[1]
         with self._threads():  # trials of a patch are small
-            if phase == "retraining":
+            if retrains:
                 self.net = EvalNetwork(self.genotype, p.retrain_C, classes, p.retrain_layers, 3, channels)
             else:
                 sizes = C or p.C, classes, p.layers, self.arch.steps, self.arch.multiplier
                 space: dict[str, Any] = {"primitives": p.primitives, "mode": p.mode, "inserted": inserted}
-                self.net = SearchNetwork(*sizes, **space, in_channels=channels)
+                space["graphs"] = self.device.type == "cuda"
+                self.net = self.remedy.network(*sizes, **space, in_channels=channels)
         self.net.to(self.device)
         self._renew_passes()
-        fused = self.device.type == "cuda" or None  # 1,400 weights, in a few launches
-        self.optimizer = torch.optim.SGD(
-            self.net.parameters(), lr=p.lr, momentum=p.momentum, weight_decay=p.weight_decay, fused=fused
-        )
+        how: dict[str, Any] = {"lr": p.lr, "momentum": p.momentum, "weight_decay": p.weight_decay}
+        if retrains and p.retrain_muon:
+            self.optimizer = Muon(self.net.parameters(), **how, matrices=p.retrain_muon)
+        else:
+            fused = self.device.type == "cuda" or None  # 1,400 weights, in a few launches
+            self.optimizer = torch.optim.SGD(self.net.parameters(), **how, fused=fused)
         self.update = Update(self.optimizer, p.clip)
+        self.mean = Mean(self.net, p.retrain_average) if retrains and p.retrain_average else None
 
     def _renew_passes(self) -> None:
         """Make the passes of the current network: graphs hold the tensors of one network."""
         p = self.preset
         unused = p.mode != "exact" or self.arch.multiplier < self.arch.steps
         how: dict[str, Any] = {"order": p.order, "unused": unused, "autocast": p.retrain_autocast}
+        how["smoothing"] = p.retrain_smoothing
         self.passes = Passes(self.net, self.arch, graphed=p.graphed and self.device.type == "cuda", **how)
 
     def _epochs(self) -> int:
@@ -334,6 +298,8 @@ class Trainer:
             self.net.drop_path_prob = p.drop_path * done
         if (seconds := self._ends_s() - self._began_s) > 0:
             done = max(done, (self.spent_s - self._began_s) / seconds)
+        if self.phase == "search":
+            self.remedy.anneal(self.net, done)
         lr = last + (first - last) * (1 + math.cos(math.pi * done)) / 2
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -347,9 +313,9 @@ class Trainer:
         of_weights, of_architecture = Tally(self.device), Tally(self.device)
         rest = self._batches(self.data.validation, size)
         for train in self._batches(self.data.train, size):
-            batch = self._augmented(train)
+            batch = self._augmented(train, flip=self.preset.flip)
             if moves:
-                validation = self._augmented(next(rest))
+                validation = self._augmented(next(rest), flip=self.preset.flip)
                 found = self.passes.of_architecture(batch, validation, self.optimizer)
                 self.arch.logits.grad = mean(found.gradient)
                 self.arch_optimizer.step()
@@ -362,8 +328,11 @@ class Trainer:
 
     def _retrained(self) -> dict[str, float]:
         tally, p, done = Tally(self.device), self.preset, self.epoch + 1
-        for batch in self._batches(self.data.both, p.retrain_batch):
-            self._learn(self._augmented(batch, p.cutout), tally)
+        part = alternated(self.data.both, self.seed, done) if p.retrain_alternate else self.data.both
+        for batch in self._batches(part, p.retrain_batch):
+            self._learn(self._augmented(batch, p.cutout, flip=p.flip and not p.retrain_alternate), tally)
+            if self.mean:
+                self.mean.add()
         row = dict(zip(("loss", "accuracy"), tally.read(), strict=True))
         took = self.history[-1]["seconds"] if self.history else math.inf
         last = done == self._epochs() or self.spent_s + 2 * took >= p.budget_s  # or it may be
@@ -376,9 +345,8 @@ class Trainer:
         self.update(self.passes.gradients)
         tally.add(loss, scores, batch.labels)
 
-    def _augmented(self, batch: Split, cutout: int = 0) -> Split:
-        p = self.preset
-        images = augment(batch.images, self.generator, pad=p.pad, flip=p.flip, cutout=cutout)
+    def _augmented(self, batch: Split, cutout: int = 0, *, flip: bool) -> Split:
+        images = augment(batch.images, self.generator, pad=self.preset.pad, flip=flip, cutout=cutout)
         return Split(images, batch.labels)
 
     def _stopped(self, row: dict[str, Any]) -> str:
@@ -396,5 +364,16 @@ class Trainer:
             return "patience"
         return "skips" if self.phase == "search" and self._skipped() else ""
 
+    def _select(self, row: dict[str, Any]) -> None:
+        """Let the remedy choose the genotype at the end of a search."""
+        started = time.perf_counter()
+        with self._threads():
+            self.genotype = self.remedy.selected(self)
+        row["genotype"] = self.genotype._asdict()
+        seconds = agreed(time.perf_counter() - started, self.device)
+        row["seconds"] += seconds
+        self.spent_s += seconds
+
     def _skipped(self) -> bool:
-        return self.preset.skips is not None and self.arch.genotype().skips() > self.preset.skips
+        most = self.preset.skips if self.remedy.skips is None else self.remedy.skips
+        return most is not None and self.arch.genotype().skips() > most

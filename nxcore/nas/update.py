@@ -17,13 +17,8 @@ class Update:
 
     By single calls, 1,400 weights take the host several milliseconds; the device needs a tenth of that. So
     the step is replayed where gradients lie in the same memory at each call, and run where a capture fails.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.SGD
-        With one group. Its learning rate stays a number, which a replay reads anew.
-    clip : float
-        The largest norm of all gradients.
+    The optimizer has one group, whose learning rate stays a number; a replay reads it anew. ``clip`` is the
+    largest norm of all gradients.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, clip: float) -> None:
@@ -33,14 +28,7 @@ class Update:
         self._of: Any = None
 
     def __call__(self, gradients: Sequence[Tensor | None] | None) -> None:
-        """Make one step.
-
-        Parameters
-        ----------
-        gradients : sequence of Tensor, optional
-            The weights' gradients, if a graph leaves them in the same memory at each call; then the same
-            object.
-        """
+        """Make one step; ``gradients`` are those that a graph leaves in one place, and then one object."""
         replay = None if gradients is None or not self.graphed else self._made(gradients)
         if replay is None:
             self._step(self._moved())

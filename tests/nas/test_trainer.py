@@ -269,14 +269,9 @@ def test_what_a_preset_refuses(given, message):
 
 
 def test_the_papers_preset_is_the_papers():
-    darts = PRESETS["darts"]
-    assert (darts.C, darts.layers, darts.steps, darts.batch, darts.epochs) == (16, 8, 4, 64, 50)
-    assert (darts.retrain_C, darts.retrain_layers, darts.retrain_epochs, darts.retrain_batch) == (
-        36,
-        20,
-        600,
-        96,
-    )
+    p = PRESETS["darts"]
+    assert (p.C, p.layers, p.steps, p.batch, p.epochs) == (16, 8, 4, 64, 50)
+    assert (p.retrain_C, p.retrain_layers, p.retrain_epochs, p.retrain_batch) == (36, 20, 600, 96)
 
 
 def test_a_given_genotype_is_trained_without_a_search_and_goes_on(tmp_path):
