@@ -59,7 +59,13 @@ __all__ = [
 
 
 def accelerate(
-    model: Module, prepare: Inputs = None, *, watch: bool = True, graphs: bool = True, dry_run: bool = False
+    model: Module,
+    prepare: Inputs = None,
+    *,
+    watch: bool = True,
+    graphs: bool = True,
+    entrants: Iterable[str] = (),
+    dry_run: bool = False,
 ) -> Swap:
     """Let nxcore's operators serve the supported modules of ``model``, which get classes of ``nxcore.nn``.
 
@@ -73,6 +79,8 @@ def accelerate(
         Compare steps with a few plain ones, and give modules back to torch where those are faster.
     graphs : bool
         On a CUDA device, replay the model's calls in training as two CUDA graphs, if its code allows that.
+    entrants : iterable of str
+        Modes or backends of ``torch.compile`` to race against replays; InvalidInputError if one is unknown.
     dry_run : bool
         Change and measure nothing: return what would be replaced, with gains by the device's records.
 
@@ -86,9 +94,8 @@ def accelerate(
     """
     if dry_run:
         return importlib.import_module("nxcore.offline.gains").dry_run(model, prepare)  # type: ignore[no-any-return]
-    from nxcore.nn import swap
-
-    return swap.accelerate(model, prepare, watch=watch, graphs=graphs)
+    how: Any = {"watch": watch, "graphs": graphs, "entrants": entrants}
+    return importlib.import_module("nxcore.nn.swap").accelerate(model, prepare, **how)  # type: ignore[no-any-return]
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -322,9 +329,7 @@ def restore(model: Module) -> Swap:
     >>> nxcore.accelerate(model).replaced == nxcore.restore(model).replaced
     True
     """
-    from nxcore.nn import swap
-
-    return swap.restore(model)
+    return importlib.import_module("nxcore.nn.swap").restore(model)  # type: ignore[no-any-return]
 
 
 def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
@@ -348,9 +353,7 @@ def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
     >>> [row.calls for row in nxcore.status(model, torch.ones(1, 1, 4, 4)).rows]
     [1]
     """
-    from nxcore.offline import status
-
-    return status.of_model(model, *args, **kwargs)
+    return importlib.import_module("nxcore.offline.status").of_model(model, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 def use(*backends: str) -> AbstractContextManager[None]:
@@ -378,9 +381,7 @@ def use(*backends: str) -> AbstractContextManager[None]:
 
 
 def _session() -> Session:
-    from nxcore import session
-
-    return session.default()
+    return importlib.import_module("nxcore.session").default()  # type: ignore[no-any-return]
 
 
 context.serve_by(_session)

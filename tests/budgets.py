@@ -42,7 +42,19 @@ ADDED_OPERATORS = {
     "lines",
 }
 ADDED_FOLDERS = frozenset(
-    ("liger", "flaggems", "fla", "cce", "quack", "cudnn", "flashinfer", "remedies", "referee", "harnesses")
+    (
+        "compilers",
+        "liger",
+        "flaggems",
+        "fla",
+        "cce",
+        "quack",
+        "cudnn",
+        "flashinfer",
+        "remedies",
+        "referee",
+        "harnesses",
+    )
 )
 ADDED_PAGES = frozenset(("wall", "harnesses", "libraries", "remedies", "0096-remedies"))
 ADDED_SCRIPTS = frozenset(("calibrate", "chance"))

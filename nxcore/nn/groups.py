@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from nxcore.nn.exchange import AWAKE, MARK, PATCHED, RESTING, become, kind
+from nxcore.nn.marks import capture_is_due, mode_of
 from nxcore.nn.programs import ModelProgram
 from nxcore.nn.served import LEFT, look, rest
+from nxcore.nn.trial import Trial
 from nxcore.nn.whole import ModelWhole
 
 REPLAYS = "replays"
@@ -60,6 +62,41 @@ class Groups:
         return frozenset(there | {given.group for given in self.resting.values()})
 
     @property
+    def recorded(self) -> tuple[int, bool]:
+        """How often calls were recorded, and whether any are replayed now."""
+        return (0, False) if self._whole is None else (self._whole.made, bool(self._whole.captured))
+
+    def due(self, model: nn.Module) -> bool:
+        """Return whether one of the next calls may be captured, or a part of it."""
+        return (self._whole is not None and self._whole.pending) or capture_is_due(model)
+
+    def entrant(self, model: nn.Module) -> str:
+        """Return the entrant that may be raced in the model's mode; empty if there is none."""
+        whole = self._whole
+        return whole.entrants.ready(mode_of(model)) if whole is not None and whole.entrants.names else ""
+
+    def raced(self, trial: Trial) -> set[str]:
+        """Return the entrants whose race a trial is."""
+        names = () if self._whole is None else self._whole.entrants.names
+        return {*names} & (trial.present ^ trial.other)
+
+    def settle(self, model: nn.Module, trial: Trial | None, why: str) -> None:
+        """Note which entrant of a trial has won; without a trial, that none can be raced."""
+        if self._whole is None:
+            return
+        entrants, mode = self._whole.entrants, mode_of(model)
+        if trial is None:
+            while name := entrants.open(mode):
+                entrants.drop(why, name, mode)
+            return
+        kept = trial.other if trial.verdict == "other" else trial.present
+        for name in self.raced(trial):
+            if name in kept:
+                entrants.won[mode] = name, why
+            else:
+                entrants.drop(why, name, mode)
+
+    @property
     def holds(self) -> bool:
         """Whether all modules that are given back still rest."""
         return all((m := back.of()) is None or kind(m) is back.torchs for back in self.resting.values())
@@ -68,6 +105,7 @@ class Groups:
         """Let torch serve exactly these groups."""
         if self._whole is not None:
             self._whole.resting = REPLAYS in given
+            self._whole.entrants.serving = next((n for n in self._whole.entrants.names if n in given), "")
         for key, back in list(self.resting.items()):
             if back.group not in given:
                 del self.resting[key]

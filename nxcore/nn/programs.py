@@ -30,6 +30,7 @@ from nxcore.nn.marks import alike, mode_of, requested, tensors
 from nxcore.nn.tracing import Siblings, plainly
 from nxcore.nn.whole import LOOK, apart, beside, parts_of, recorder_for
 from nxcore.program.audit import Audits, audited
+from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.front import Graph, Program, programmed
 from nxcore.program.memory import leave, spare
 from nxcore.program.names import Names
@@ -64,6 +65,8 @@ class ModelProgram:
         The model; no reference to it is kept.
     record : callable
         As of ``nxcore.graphs.part.Part``.
+    entrants : sequence of str, optional
+        Modes and backends of ``torch.compile`` that may serve in place of replays.
 
     Attributes
     ----------
@@ -71,12 +74,20 @@ class ModelProgram:
         Whether a watch over the model's steps lets all calls run.
     refusal : str
         Why all calls run; empty if they needn't.
-    made, interrupted : int
-        The recordings so far; the traces and audits, whose steps say nothing of how fast others are.
+    made : int
+        The recordings so far.
+    entrants : Entrants
+        What may serve in place of replays.
     """
 
-    def __init__(self, model: nn.Module, record: Callable[[torch.device], Recorder | None]) -> None:
-        self.resting, self.refusal, self.made, self.interrupted = False, "", 0, 0
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Callable[[torch.device], Recorder | None],
+        entrants: Sequence[str] = (),
+    ) -> None:
+        self.resting, self.refusal, self.made, self._interrupted = False, "", 0, 0
+        self.entrants = Entrants(entrants)
         self._of, self._record = weakref.ref(model), record
         self._programs: list[Program] = []
         self._met: dict[Any, int] = {}
@@ -89,6 +100,11 @@ class ModelProgram:
         self._early, self._broken, self._swept = False, False, True
         self._compiled: Callable[..., Any] | None = None
         self._run: Callable[..., Any] = _root()
+
+    @property
+    def interrupted(self) -> int:
+        """The traces, audits and compilations so far, whose steps say nothing of how fast others are."""
+        return self._interrupted + self.entrants.works
 
     @property
     def captured(self) -> int:
@@ -131,7 +147,7 @@ class ModelProgram:
     @property
     def report(self) -> list[str]:
         """Its state, as lines."""
-        return [f"the model: {self.state}"]
+        return [f"the model: {self.state}", *self.entrants.report]
 
     @property
     def _graphs(self) -> list[tuple[Program, Replay]]:
@@ -157,7 +173,8 @@ class ModelProgram:
         """Replay the call, if there is a graph of it; otherwise run it, by ``call``."""
         if self.refusal or module is not self._of() or self._unfit(module):
             return call(*args, **kwargs)
-        if self.resting:
+        self.entrants.mode = mode_of(module)
+        if self.resting and not self.entrants.warms:
             self._swept = not self._programs
             return call(*args, **kwargs)
         if not self._swept:  # the memory of plain steps
@@ -213,7 +230,7 @@ class ModelProgram:
         """Let dynamo make graphs of the call, and run it: by ``call``, unless graphs are of parts of it."""
         self._made, host = self._made + 1, hosts()
         self._tracing = threading.get_ident()
-        self.interrupted += 1
+        self._interrupted += 1
         self._broken, self._siblings = False, Siblings(module)
         dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
         if self._compiled is None:
@@ -269,7 +286,9 @@ class ModelProgram:
         if (model := self._of()) is not None:
             met = [vars(v).get("value") for v in effects.id_to_variable.values()]
             self._names += [Names(model, graph, met), self._siblings]
-        made = programmed(graph, inputs, self._record, self._as_is, audits=not self._pure)
+        made = programmed(
+            graph, inputs, self._record, self._as_is, audits=not self._pure, entrants=self.entrants
+        )
         if not isinstance(made, Program):
             return made
         self._programs.append(made)
@@ -295,7 +314,7 @@ class ModelProgram:
         """Give the model back if nothing is replayed; record again once more is learnt."""
         self._due.clear()  # those that came no more
         states = {replay.state for replay in self._replays}
-        if states and states <= {State.PLAIN, State.REFUSED}:
+        if states and states <= {State.PLAIN, State.REFUSED} and self.entrants.over:
             self.end(self.state.removeprefix("runs: "))
         elif default().learning:
             self._early = True
@@ -308,7 +327,7 @@ class ModelProgram:
         self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of the model's own call, compared with that of its graphs."""
-        self._swept, self.interrupted = False, self.interrupted + 1
+        self._swept, self._interrupted = False, self._interrupted + 1
         own = [t for m in module.modules() for _, value in attributes(m) for t in tensors(value)]
         given = [*tensors(args), *tensors(kwargs)]
         recorder = self._record(self._programs[0].device)
@@ -325,7 +344,7 @@ class ModelProgram:
         )
 
 
-def program_for(model: nn.Module) -> ModelProgram | str | None:
+def program_for(model: nn.Module, entrants: Sequence[str] = ()) -> ModelProgram | str | None:
     """Return what replays the calls of ``model`` by dynamo's graphs; or why nothing does.
 
     None for a single layer, whose calls launch little.
@@ -337,7 +356,7 @@ def program_for(model: nn.Module) -> ModelProgram | str | None:
     for name, module in model.named_modules():
         if vars(module).get("_compiled_call_impl") is not None or isinstance(module, torch.jit.ScriptModule):
             return f"{name or 'it'} is compiled"
-    return ModelProgram(model, recorder_for)
+    return ModelProgram(model, recorder_for, entrants)
 
 
 def _root() -> Callable[..., Any]:

@@ -9,7 +9,6 @@ Nothing is compared again until another choice is made.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
@@ -30,7 +29,6 @@ from nxcore.nn.marks import (
     Clock,
     Shapes,
     alike,
-    capture_is_due,
     clock_for,
     differentiated,
     mode_of,
@@ -98,8 +96,8 @@ class Steps:
         self.ended = ended
         self._of, self._now = weakref.ref(model), now
         self._session, self._chooser = session, session.chooser
-        self.whole, self._replays = whole, _replays(whole)
-        self._groups, self._modes = Groups(whole), dict[tuple[bool, bool], Mode]()
+        self.whole, self._groups, self._modes = whole, Groups(whole), dict[tuple[bool, bool], Mode]()
+        self._replays = self._groups.recorded
         self._mode: Mode | None = None
         self._clock: Clock | None = None
         self._lock, self._dice = threading.Lock(), random.Random(0)
@@ -193,12 +191,16 @@ class Steps:
             return False
         if not mode.over:
             return mode.trial is None and self._now() < self._patience.poll
-        return mode.made == self._chooser.made and (mode.again == math.inf or self._now() <= mode.again)
+        return self._rests(mode) and not self._groups.entrant(model)
 
     @property
     def _turned(self) -> bool:
         """Whether replays have begun or ended, or were recorded again, since the modes were cleared."""
-        return _replays(self.whole) != self._replays
+        return self._groups.recorded != self._replays
+
+    def _rests(self, mode: Mode) -> bool:
+        """Return whether all is compared, and no other choice was made since."""
+        return mode.over and mode.made == self._chooser.made and self._now() <= mode.again
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the beginning of a step."""
@@ -215,7 +217,7 @@ class Steps:
             self.end("several threads call it")
         else:
             mode = self._entered(model)
-            if mode.over and mode.made == self._chooser.made and self._now() <= mode.again:
+            if self._rests(mode) and not self._groups.entrant(model):
                 return
             if unfit():
                 self.pause()
@@ -233,9 +235,11 @@ class Steps:
         """Return the mode of this call; exchange modules if it has changed, or something else has."""
         if Changes.moved != self._moved or self._turned:  # maybe another model's
             self._moved, self._clock, self._disturbed = Changes.moved, None, True
-            self._replays = _replays(self.whole)
+            self._replays = self._groups.recorded
             for mode in self._modes.values():
                 mode.clear()
+            if self.whole is not None:
+                self.whole.entrants.won.clear()
         mode = self._modes.setdefault(mode_of(model), Mode())
         woken, self._woken = self._woken, Changes.woken
         if mode is not self._mode or self._disturbed or not (woken == Changes.woken or self._groups.holds):
@@ -253,11 +257,13 @@ class Steps:
             self._close(mode, f"not compared: {why}")
             return False
         self._clock = clock_for(model, given, self._now)
-        groups = self._groups.present(model)
-        if not (groups or mode.given):
+        groups, entrant = self._groups.present(model), self._groups.entrant(model) * self._rests(mode)
+        if not (groups or mode.given or entrant):
             self._close(mode, TORCHS)
             return False
         other, margin = (frozenset[str](), 0.0) if mode.given else (groups, self._patience.margin)
+        if entrant:
+            other, margin = frozenset((entrant,)), 0.0
         clearly = LOOKS[0] if REPLAYS in other else CLEARLY  # what ends replays ends them for good
         mode.begin(Trial(mode.given, other, margin=margin, clearly=clearly), self._chooser.made)
         return True
@@ -267,13 +273,12 @@ class Steps:
             return False
         if not mode.over:
             mode.state = "waits: choices are still being made"
-        return self._patience.over(now, lambda: self._is_due(model))
-
-    def _is_due(self, model: nn.Module) -> bool:
-        return (self.whole is not None and self.whole.pending) or capture_is_due(model)
+        return self._patience.over(now, lambda: self._groups.due(model))
 
     def _close(self, mode: Mode, state: str) -> None:
         """End the mode's trials."""
+        if state.startswith("not compared") and (model := self._of()) is not None:
+            self._groups.settle(model, None, state)
         mode.again = self._patience.again(self._now(), mode.trial)
         mode.end(state)
         mode.made = self._chooser.made
@@ -338,7 +343,7 @@ class Steps:
             self._close(mode, "not compared: plain steps may need more memory than is free")
         elif not self._affords(model, mode, pair, clock):
             pair.tries = 0
-        elif not (mode.given or self._groups.present(model)):
+        elif not (mode.given or self._groups.present(model) or self._groups.raced(trial)):
             self._close(mode, TORCHS)  # its modules have come to rest since the trial began
         else:
             self._patience.aside((WARM + WITHIN) * self._step_s(pair, clock))
@@ -377,12 +382,14 @@ class Steps:
         """Give back or take back what a verdict says; after all were given back, try each group alone."""
         if trial.verdict == "other":
             mode.given = trial.other
-            if self.whole is not None and REPLAYS in trial.other:
-                self.whole.end("the model's steps are faster without it")
-                self._replays = _replays(self.whole)
             if not trial.present and len(trial.other) > 1:
                 mode.queue = sorted(trial.other - {REPLAYS})
-        mode.state = trial.summary
+        found = [trial.against(name) for name in self._groups.raced(trial)]
+        mode.state = found[0] if found else trial.summary
+        self._groups.settle(model, trial, mode.state)
+        if self.whole is not None and REPLAYS in mode.given and not self.whole.entrants.open(mode_of(model)):
+            self.whole.end("the model's steps are faster without it")
+            self._replays = self._groups.recorded
         _log.info("steps: %s: %s", type(model).__name__, mode.state)
         self._drop()
         self._apply(model, mode.given)
@@ -390,8 +397,3 @@ class Steps:
             mode.begin(Trial(mode.given, mode.given - {mode.queue.pop(0)}), mode.made)
         else:
             self._close(mode, mode.state)
-
-
-def _replays(whole: ModelWhole | ModelProgram | None) -> tuple[int, bool]:
-    """Return how often calls were recorded, and whether any are replayed now."""
-    return (0, False) if whole is None else (whole.made, bool(whole.captured))

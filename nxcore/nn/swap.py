@@ -6,6 +6,7 @@ Torch itself is not patched.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from nxcore.nn.prepare import shown
 from nxcore.nn.programs import program_for
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.served import Served, give_back, look
+from nxcore.program.compilers.beside import checked
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -103,17 +105,23 @@ class Swap:
 
 
 def accelerate(
-    model: nn.Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True, graphs: bool = True
+    model: nn.Module,
+    prepare: tuple[Any, ...] | None = None,
+    *,
+    watch: bool = True,
+    graphs: bool = True,
+    entrants: Iterable[str] = (),
 ) -> Swap:
     """Make the modules of ``model`` run nxcore's operators; see ``nxcore.accelerate``.
 
     >>> nxcore.nn.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
     {'0': 'MaxPool2d'}
     """
+    names = checked(entrants)
     swap = exchanged(model)
     if prepare is not None:
         shown(model, prepare)
-    found = program_for(model) if graphs and of_models.available() else None
+    found = program_for(model, names) if graphs and of_models.available() else None
     if isinstance(found, str):
         swap = replace(swap, replays=f"are not replayed: {found}")
     elif found is not None:

@@ -119,6 +119,11 @@ class Trial:
             return "present"
         return "unclear" if n >= LOOKS[-1] or self.fruitless >= FRUITLESS else ""
 
+    def against(self, name: str) -> str:
+        """Return how fast an entrant of this name is, of one set alone, as text."""
+        found = interval([1 / r for r in self.ratios] if name in self.other else self.ratios)
+        return f"{found} the speed of the other steps, {len(self.ratios)} blocks"
+
     @property
     def summary(self) -> str:
         """The result, as one line."""

@@ -28,6 +28,8 @@ def watch(
     """
     session = session or default()
     compares = session.settings.watch and compares and next(model.children(), None) is not None
+    if whole is not None and not compares:
+        whole.entrants.ended = UNWATCHED
     if whole is not None or (compares and Groups().present(model, resting=True)):
         exchange.hold(model, Steps(model, session, whole=whole, ended="" if compares else UNWATCHED))
 

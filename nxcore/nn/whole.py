@@ -23,6 +23,7 @@ from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.graphs.whole import Whole
 from nxcore.interop import internals
 from nxcore.nn.exchange import AWAKE, OF, PATCHED, Plain, kind
+from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.memory import kept
 from nxcore.session import default
 
@@ -69,6 +70,7 @@ class ModelWhole(Whole):
     ) -> None:
         super().__init__(_run, names_of, record)
         self.resting, self.pool, self._unsettled = False, 0, unsettled
+        self.entrants = Entrants(())
         self.plainly = Plain
         self._of = weakref.ref(model)
 

@@ -33,6 +33,8 @@ class Audits:
     ----------
     skipped : int
         The audits that were left out, since there was too little memory.
+    calls : int
+        The replays so far.
 
     Examples
     --------
@@ -42,14 +44,14 @@ class Audits:
     """
 
     def __init__(self) -> None:
-        self.skipped, self._calls, self._next = 0, 0, 1
+        self.skipped, self.calls, self._next = 0, 0, 1
 
     def due(self, room: Callable[[], bool] = lambda: True) -> bool:
         """Count a replay; return whether it is to be audited: not without ``room`` in memory."""
-        self._calls += 1
-        if self._calls < self._next:
+        self.calls += 1
+        if self.calls < self._next:
             return False
-        self._next = self._calls + min(FACTOR * self._calls, EVERY)
+        self._next = self.calls + min(FACTOR * self.calls, EVERY)
         if room():
             return True
         self.skipped += 1

@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 
 from nxcore.graphs.reads import STATES
 from nxcore.graphs.recorder import Recorder, recorder_of
+from nxcore.program.compilers.beside import packed
+from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.memory import memory_of
 from nxcore.program.passes.order import rewritten
 from nxcore.program.replay import Around, Replay
@@ -62,13 +64,14 @@ def programmed(
     around: Around = contextlib.nullcontext,
     *,
     audits: bool = True,
+    entrants: Entrants | None = None,
 ) -> Graph:
     """Return what runs a graph; ``record`` is as of ``nxcore.graphs.part.Part``, the rest of ``Program``."""
     device = next((t.device for t in inputs if isinstance(t, Tensor)), None)
     if device is None or (recorder := (record or recorder_of)(device)) is None:
         run: Graph = graph.forward
         return run
-    return Program(graph, inputs, device, recorder, around, audits=audits)
+    return Program(graph, inputs, device, recorder, around, audits=audits, entrants=entrants)
 
 
 class Program:
@@ -88,6 +91,8 @@ class Program:
         A context for a recording.
     audits : bool, optional
         Whether replays are audited here; not where the caller audits its own calls.
+    entrants : Entrants, optional
+        What may serve in place of replays.
 
     Attributes
     ----------
@@ -108,9 +113,13 @@ class Program:
         around: Around = contextlib.nullcontext,
         *,
         audits: bool = True,
+        entrants: Entrants | None = None,
     ) -> None:
         self.why, self.served, self.device = refusal(graph, device), 0, device
         self.count = sum(node.op.startswith("call") for node in graph.graph.nodes)
+        self._entrants = (
+            (entrants, packed(graph)) if entrants and entrants.names and not entrants.ended else None
+        )
         self.passes = {} if self.why else rewritten(graph)
         self._graph = graph
         self.run: Graph = graph.forward
@@ -156,7 +165,7 @@ class Program:
                 self._owners[id(owner)] = weakref.ref(owner, functools.partial(self._forget, id(owner)))
             memory = memory_of(owner)
             given = self._stay, self._recorder, memory, self._around
-            replay = Replay(self.run, inputs, *given, audits=self._audits)
+            replay = Replay(self.run, inputs, *given, audits=self._audits, entrants=self._entrants)
             self.replays[key] = replay
             if self.why:
                 replay.refuse(self.why)

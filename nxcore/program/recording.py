@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -96,6 +97,11 @@ class Recording:
         self._number = 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
         self.partly: Callable[[frozenset[int]], None] = _ignored
+        self._make(inputs, own)
+
+    def _make(self, inputs: Sequence[Any], own: list[Any]) -> None:
+        """Capture both graphs; ``own`` are the inputs, with aliases of those that are bound."""
+        recorder, memory, places, run = self._recorder, self._memory, self.places, self.run
         needs = torch.is_grad_enabled()
 
         def there() -> tuple[list[Tensor], list[Any]]:
@@ -105,13 +111,9 @@ class Recording:
 
         self._there: Callable[[], None]
         (given, found), self._there = recorder.capture(there, memory.pool)
-        outs = [t for t in found if isinstance(t, Tensor)]
-        check_results(outs, [own[i] for i in (*places.bound, *places.given)])
-        self._constants = [None if isinstance(t, Tensor) else t for t in found]
-        self._at = [i for i, t in enumerate(found) if isinstance(t, Tensor)]
-        self._needs = [t.requires_grad for t in outs]
+        outs = self._met(found, [own[i] for i in (*places.bound, *places.given)])
         self.given, self.outs = [recorder.lying(t) for t in given], [recorder.lying(t) for t in outs]
-        used = [found[i] for i in sorted(uses)]
+        used = [found[i] for i in sorted(self.uses)]
         leaves = {i: own[i] for i in places.leaves if used}
         self._back: Callable[[], None] | None = None
         if leaves:
@@ -123,6 +125,15 @@ class Recording:
             (grads, self._gradients), self._back = recorder.capture(back, memory.pool)
             self._grads = [recorder.lying(g) for g in grads]
             self._gradients.lie(recorder, len(inputs))
+
+    def _met(self, found: Sequence[Any], others: Sequence[Tensor]) -> list[Tensor]:
+        """Note the form of the results, beside other tensors; return those that are tensors."""
+        outs = [t for t in found if isinstance(t, Tensor)]
+        check_results(outs, others)
+        self._constants = [None if isinstance(t, Tensor) else t for t in found]
+        self._at = [i for i, t in enumerate(found) if isinstance(t, Tensor)]
+        self._needs = [t.requires_grad for t in outs]
+        return outs
 
     def free(self) -> None:
         """Drop the graphs, and what lies in their memory: calls that a program still holds run again."""
@@ -272,9 +283,10 @@ class _Replay(torch.autograd.Function):
         fits = intact and frozenset(used) == recording.uses and all(map(replayable, given))
         with recording._recorder.lock:
             if fits and recording.keeps(ctx.number):
-                found = recording.backward(given)
                 ctx.ticket.open = False  # its memory may be overwritten from now on
-                return None, None, *(found[i] for i in places.saved)
+                with contextlib.suppress(torch.OutOfMemoryError):  # it runs again, without what is compiled
+                    found = recording.backward(given)
+                    return None, None, *(found[i] for i in places.saved)
         inputs, saved = list(ctx.others), iter(ctx.saved_tensors)
         for i in places.saved:
             inputs[i] = next(saved)

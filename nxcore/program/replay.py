@@ -25,6 +25,7 @@ from nxcore.graphs.part import SELDOM
 from nxcore.graphs.recorder import MAKING, Recorder
 from nxcore.interop import autocast, internals
 from nxcore.program.audit import Audits, audited
+from nxcore.program.compilers.entrants import Entrants, Entry
 from nxcore.program.memory import Memory, kept, leave, roomy, spare
 from nxcore.program.recording import Places, Recording, Run, alias
 from nxcore.program.rounding import Rounded, judged
@@ -74,6 +75,8 @@ class Replay:
         A context for a recording.
     audits : bool, optional
         Whether replays are audited here.
+    entrants : tuple of Entrants and bytes, optional
+        What may serve in place of replays, and the graph that it compiles.
 
     Attributes
     ----------
@@ -95,6 +98,7 @@ class Replay:
         around: Around = contextlib.nullcontext,
         *,
         audits: bool = True,
+        entrants: tuple[Entrants, bytes] | None = None,
     ) -> None:
         self.run, self.memory, self._recorder, self._around = run, memory, recorder, around
         self.places = Places(inputs, stay)
@@ -103,9 +107,11 @@ class Replay:
         self.ran_ms = self.replayed_ms = 0.0
         self._met, self._first, self._left = 0, memory.calls, AGAIN
         self._used: set[int] = set()
+        self._uses = frozenset[int]()
         self._partly: frozenset[int] | None = None
         self._swept, self._renews, self._bytes = True, False, 0
         self._recording: Recording | None = None
+        self._entrants, self._entry = entrants, list[Entry]()
         self.audits, self._audits = Audits(), audits
         if why := self._unsuited(inputs):
             self.refuse(why)
@@ -122,7 +128,14 @@ class Replay:
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the results of the graph."""
         self.memory.calls += 1
-        if self.state in (State.PLAIN, State.REFUSED) or unfit():
+        if self.state is State.REFUSED or unfit():
+            return self.run(*inputs)
+        if self._entrants and self.state in (State.PLAIN, State.OURS):
+            self._entry = self._entry or [Entry(*self._entrants, self.places, self.run)]
+            results = self._entry[0](inputs, self._uses, self._recorder, self.memory)
+            if results is not None:
+                return results
+        if self.state is State.PLAIN:
             return self.run(*inputs)
         recording = self._recording
         if recording is None:
@@ -149,10 +162,12 @@ class Replay:
     def end(self, why: str) -> None:
         """Run all calls from now on, and free the memory."""
         self._end(State.PLAIN, why)
+        self._alone()
 
     def refuse(self, why: str) -> None:
         """Run all calls from now on, since no replay can do what they do."""
         self._end(State.REFUSED, why)
+        self._alone()
 
     def renew(self) -> None:
         """Record the next call in place of this recording."""
@@ -173,6 +188,12 @@ class Replay:
         self.state, self.why = state, why
         _log.info("a graph %s", self.report)
         self._drop()
+
+    def _alone(self) -> None:
+        """Let no entrant serve."""
+        self._entrants = None
+        while self._entry:
+            self._entry.pop().free()
 
     def _drop(self) -> None:
         """Free the recording, if there is one."""
@@ -236,15 +257,15 @@ class Replay:
         if not MAKING.acquire(blocking=False):
             self.state, self.why = State.WAITING, "another thread is making a capture"
             return False
-        before = kept(device)
+        before, self._uses = kept(device), used
         try:
             if not roomy(device):
-                self._end(State.PLAIN, "there is too little memory for a recording")
+                self.end("there is too little memory for a recording")
                 return False
             with self._around(), deciding(Purpose.CAPTURE), autocast.uncached():
                 self._made(inputs, used)
         except torch.OutOfMemoryError:
-            self._end(State.PLAIN, "there was too little memory for a recording")
+            self.end("there was too little memory for a recording")
         except Exception as error:  # a call that can't be recorded runs as before
             self.refuse(f"{type(error).__name__}: {error}")
         finally:

@@ -10,6 +10,7 @@ import pytest
 import nxcore
 from nxcore.nn import exchange, steps
 from nxcore.nn.trial import LOOKS
+from nxcore.program.compilers.entrants import Entrants
 from nxcore.session import Session
 from tests.nn.stepping import Clock, Net, given_back, light, over, session, settle, ticks, train
 
@@ -24,6 +25,7 @@ class Replays:
         self.captured, self.stands, self.pending, self.resting = 0, True, False, False
         self.made, self.interrupted, self.calls, self.every = 0, 0, 0, 0
         self.pool, self.saved_ms, self.report, self.left = 0, 1.0, ["the model: replays"], ""
+        self.entrants = Entrants(())
 
     def call(self, model: Net, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found, before = call(*args, **kwargs), self.clock.now

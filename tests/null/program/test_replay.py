@@ -144,7 +144,7 @@ def test_what_is_recorded_again_is_so_at_the_next_call(compiled, tape):
     agree(call, ours, plain)
     assert tape.captured == before + 2
     assert found.state is State.OURS
-    assert found.audits._calls == 1
+    assert found.audits.calls == 1
 
 
 def test_losses_of_other_results_are_recorded_again_until_they_change_too_often(compiled, tape):
