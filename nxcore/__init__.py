@@ -340,13 +340,12 @@ def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
     model : torch.nn.Module, optional
         Any module, usually one that was passed to ``accelerate``. Without one, all problems of this process.
     *args, **kwargs
-        Its arguments: one step is run, and its calls are counted, for the time saved in a step. No ``.grad``
-        is written; buffers and random numbers stay unchanged.
+        Its arguments: a step is run and its calls are counted; it leaves ``.grad``, buffers and dice alone.
 
     Returns
     -------
     Status
-        ``str()`` gives tables; it has ``rows``, ``served``, ``saved_ms``, ``next`` and ``to_dict()``.
+        ``str()`` gives tables; it has ``parts``, ``rows``, ``saved_ms``, ``next`` and ``to_dict()``.
 
     >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
     >>> swap = nxcore.accelerate(model)

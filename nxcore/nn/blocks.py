@@ -12,6 +12,9 @@ from nxcore.nn.trial import Found, Timed, paired
 AROUND, WITHIN, WARM = 4, 2, 1
 """The steps before a block and after it, those within, and those after an exchange that aren't timed."""
 
+APART = 3
+"""The most steps that are left out between two pairs, at random: some loops have a period."""
+
 LASTS_S = 60.0
 """Seconds after which a block that didn't end is no reason to wait: its model may not be called any more."""
 

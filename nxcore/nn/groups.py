@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from nxcore.nn.exchange import AWAKE, MARK, PATCHED, RESTING, become, kind
-from nxcore.nn.marks import capture_is_due, mode_of
+from nxcore.nn.marks import capture_is_due
 from nxcore.nn.programs import ModelProgram
 from nxcore.nn.served import LEFT, look, rest
-from nxcore.nn.trial import Trial
 from nxcore.nn.whole import ModelWhole
 
 REPLAYS = "replays"
@@ -69,32 +68,6 @@ class Groups:
     def due(self, model: nn.Module) -> bool:
         """Return whether one of the next calls may be captured, or a part of it."""
         return (self._whole is not None and self._whole.pending) or capture_is_due(model)
-
-    def entrant(self, model: nn.Module) -> str:
-        """Return the entrant that may be raced in the model's mode; empty if there is none."""
-        whole = self._whole
-        return whole.entrants.ready(mode_of(model)) if whole is not None and whole.entrants.names else ""
-
-    def raced(self, trial: Trial) -> set[str]:
-        """Return the entrants whose race a trial is."""
-        names = () if self._whole is None else self._whole.entrants.names
-        return {*names} & (trial.present ^ trial.other)
-
-    def settle(self, model: nn.Module, trial: Trial | None, why: str) -> None:
-        """Note which entrant of a trial has won; without a trial, that none can be raced."""
-        if self._whole is None:
-            return
-        entrants, mode = self._whole.entrants, mode_of(model)
-        if trial is None:
-            while name := entrants.open(mode):
-                entrants.drop(why, name, mode)
-            return
-        kept = trial.other if trial.verdict == "other" else trial.present
-        for name in self.raced(trial):
-            if name in kept:
-                entrants.won[mode] = name, why
-            else:
-                entrants.drop(why, name, mode)
 
     @property
     def holds(self) -> bool:

@@ -23,7 +23,7 @@ from torch import nn
 
 from nxcore.interop import internals
 from nxcore.nn import exchange
-from nxcore.nn.blocks import TURNS, WARM, WITHIN, Pair
+from nxcore.nn.blocks import APART, TURNS, WARM, WITHIN, Pair
 from nxcore.nn.groups import REPLAYS, Groups
 from nxcore.nn.marks import (
     Clock,
@@ -40,8 +40,9 @@ from nxcore.nn.marks import (
 from nxcore.nn.patience import Patience
 from nxcore.nn.programs import ModelProgram
 from nxcore.nn.served import Changes
-from nxcore.nn.trial import CLEARLY, LOOKS, Mode, Trial
+from nxcore.nn.trial import CLEARLY, LOOKS, TORCHS, Mode, Trial
 from nxcore.nn.whole import ModelWhole
+from nxcore.program.compilers.entrants import Entrants
 from nxcore.session import Session
 
 SHARE, AHEAD_S = 0.01, 60.0
@@ -53,17 +54,11 @@ A program has its first comparison early, however long its steps take.
 FIRST = 0.5
 """The cost that the first block is taken to have at least, as a share of the time of its steps."""
 
-APART = 3
-"""The most steps that are left out between two pairs, at random: some loops have a period."""
-
 TRIES = 64
 """Steps in a row without a backward pass before them, after which a trial or a block ends."""
 
 STRANGERS = 2
 """How often another thread may go on with the calls."""
-
-TORCHS = "nothing to compare: torch serves every module"
-"""Why there is no trial, or no further block."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +92,7 @@ class Steps:
         self._of, self._now = weakref.ref(model), now
         self._session, self._chooser = session, session.chooser
         self.whole, self._groups, self._modes = whole, Groups(whole), dict[tuple[bool, bool], Mode]()
+        self._entrants = Entrants(()) if whole is None else whole.entrants
         self._replays = self._groups.recorded
         self._mode: Mode | None = None
         self._clock: Clock | None = None
@@ -191,7 +187,7 @@ class Steps:
             return False
         if not mode.over:
             return mode.trial is None and self._now() < self._patience.poll
-        return self._rests(mode) and not self._groups.entrant(model)
+        return self._rests(mode) and not self._entrants.ready(mode_of(model))
 
     @property
     def _turned(self) -> bool:
@@ -217,7 +213,7 @@ class Steps:
             self.end("several threads call it")
         else:
             mode = self._entered(model)
-            if self._rests(mode) and not self._groups.entrant(model):
+            if self._rests(mode) and not self._entrants.ready(mode_of(model)):
                 return
             if unfit():
                 self.pause()
@@ -238,8 +234,7 @@ class Steps:
             self._replays = self._groups.recorded
             for mode in self._modes.values():
                 mode.clear()
-            if self.whole is not None:
-                self.whole.entrants.won.clear()
+            self._entrants.won.clear()
         mode = self._modes.setdefault(mode_of(model), Mode())
         woken, self._woken = self._woken, Changes.woken
         if mode is not self._mode or self._disturbed or not (woken == Changes.woken or self._groups.holds):
@@ -257,7 +252,10 @@ class Steps:
             self._close(mode, f"not compared: {why}")
             return False
         self._clock = clock_for(model, given, self._now)
-        groups, entrant = self._groups.present(model), self._groups.entrant(model) * self._rests(mode)
+        groups, entrant = (
+            self._groups.present(model),
+            self._entrants.ready(mode_of(model)) * self._rests(mode),
+        )
         if not (groups or mode.given or entrant):
             self._close(mode, TORCHS)
             return False
@@ -278,7 +276,7 @@ class Steps:
     def _close(self, mode: Mode, state: str) -> None:
         """End the mode's trials."""
         if state.startswith("not compared") and (model := self._of()) is not None:
-            self._groups.settle(model, None, state)
+            self._entrants.settle(mode_of(model), self._entrants.names, frozenset(), state)
         mode.again = self._patience.again(self._now(), mode.trial)
         mode.end(state)
         mode.made = self._chooser.made
@@ -343,7 +341,9 @@ class Steps:
             self._close(mode, "not compared: plain steps may need more memory than is free")
         elif not self._affords(model, mode, pair, clock):
             pair.tries = 0
-        elif not (mode.given or self._groups.present(model) or self._groups.raced(trial)):
+        elif not (
+            mode.given or self._groups.present(model) or self._entrants.raced(trial.present, trial.other)
+        ):
             self._close(mode, TORCHS)  # its modules have come to rest since the trial began
         else:
             self._patience.aside((WARM + WITHIN) * self._step_s(pair, clock))
@@ -384,10 +384,10 @@ class Steps:
             mode.given = trial.other
             if not trial.present and len(trial.other) > 1:
                 mode.queue = sorted(trial.other - {REPLAYS})
-        found = [trial.against(name) for name in self._groups.raced(trial)]
-        mode.state = found[0] if found else trial.summary
-        self._groups.settle(model, trial, mode.state)
-        if self.whole is not None and REPLAYS in mode.given and not self.whole.entrants.open(mode_of(model)):
+        key, raced = mode_of(model), self._entrants.raced(trial.present, trial.other)
+        mode.state = next(map(trial.against, raced), trial.summary)
+        self._entrants.settle(key, raced, mode.given, mode.state)
+        if self.whole is not None and REPLAYS in mode.given and not self._entrants.open(key):
             self.whole.end("the model's steps are faster without it")
             self._replays = self._groups.recorded
         _log.info("steps: %s: %s", type(model).__name__, mode.state)

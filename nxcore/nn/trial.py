@@ -27,6 +27,9 @@ LOSS, LAST = 0.02, 3
 FRUITLESS = 12
 """Pairs in a row without alike steps, after which the trial ends."""
 
+TORCHS = "nothing to compare: torch serves every module"
+"""Why there is no trial, or no further block."""
+
 Verdict = Literal["present", "other", "unclear", ""]
 """The faster set; ``unclear`` after the last look, and empty as long as more pairs are needed."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from nxcore.nn.swap import Swap, standing
 from nxcore.observe.record import Trace
 from nxcore.offline import survey
 from nxcore.offline.ahead import deterministic
+from nxcore.offline.parts import Part, parts_of
 from nxcore.offline.seen import SHARES, Row, Seen, rows_of, together
 from nxcore.offline.survey import STATES, Served
 from nxcore.program import front
@@ -37,6 +38,9 @@ DECIDED = "nothing: every problem is decided"
 PREPARE = "nxcore.accelerate(model, prepare=(input,)) measures now"
 TUNE = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"
 
+
+PASSES = 28
+"""The columns of what passes have changed."""
 
 SHOWN = 3
 """The problems in exploration whose progress is shown."""
@@ -61,6 +65,8 @@ class Status:
     steps : tuple of str
         The results of comparing the model's steps with plain ones, and whether they, or graphs that
         ``torch.compile`` made with the backend ``nxcore``, are replayed; empty where there is neither.
+    parts : tuple of Part
+        What runs each graph of the model and its other code; empty where nothing may be replayed.
     """
 
     rows: tuple[Served, ...]
@@ -69,6 +75,7 @@ class Status:
     tally: Tally = field(default_factory=tally)
     served: tuple[Row, ...] = ()
     steps: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     @property
     def saved_ms(self) -> float:
@@ -102,12 +109,13 @@ class Status:
             "counts": self.counts,
             "saved_ms": self.saved_ms,
             "steps": list(self.steps),
+            "parts": [asdict(part) for part in self.parts],
             "next": self.next,
             "tally": asdict(self.tally),
         }
 
     def __str__(self) -> str:
-        lines = list(self._modules())
+        lines = [*self._parts(), *self._modules()]
         if self.rows:
             lines.append(self.table)
         told = [f"{n} {STATES[state]}" for state, n in self.counts.items() if n]  # type: ignore[index]  # its keys
@@ -121,6 +129,19 @@ class Status:
         told = [f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items()]
         lines += [f"this process: {', '.join(told)}", f"next: {self.next}"]
         return "\n".join(part for line in lines for part in _wrapped(line))
+
+    def _parts(self) -> Iterator[str]:
+        """Yield a table of the model's parts, and the reasons why."""
+        head, whys = ("parts", "run by", "passes", "saved a call", "why"), dict[str, int]()
+        rows = []
+        for part in self.parts:
+            passes = ", ".join(f"{n} {name}" for name, n in part.passes.items())
+            saved = duration(1e3 * part.saved_ms) if part.saved_ms else ""
+            number = whys.setdefault(part.why, len(whys) + 1) if part.why else ""
+            rows.append((part.part, part.by, _cut(passes, PASSES), saved, str(number)))
+        if rows:
+            yield _table(head, rows, {0, 1, 2})
+        yield from (f"  {number}: {why}" for why, number in whys.items())
 
     def _modules(self) -> Iterator[str]:
         """Yield the lines about modules: those that are alike in one."""
@@ -158,7 +179,8 @@ def of_model(model: nn.Module | None, *args: Any, **kwargs: Any) -> Status:
     else:
         rows = list(survey.bridged(_decided(session), session)) if modules.replaced else []
     served = rows_of(session, model, modules.replaced, seen, watched=watching.comparing(model))
-    return _sorted(rows, modules, _after(session, model, modules, rows), served, steps)
+    found = _sorted(rows, modules, _after(session, model, modules, rows), served, steps)
+    return replace(found, parts=parts_of(model))
 
 
 def _decided(session: Session) -> list[Served]:

@@ -98,6 +98,8 @@ class Program:
     ----------
     why : str
         Why it isn't replayed; empty if it may be.
+    broken : str
+        Why dynamo has ended the graph before the call's end; empty if it hasn't.
     passes : dict of str to int
         The passes that have rewritten it, and how many nodes each has put there.
     served : int
@@ -115,6 +117,8 @@ class Program:
         audits: bool = True,
         entrants: Entrants | None = None,
     ) -> None:
+        broken = getattr(graph, "compile_subgraph_reason", None)
+        self.broken = str(broken.reason).partition("\n")[0] if broken and broken.graph_break else ""
         self.why, self.served, self.device = refusal(graph, device), 0, device
         self.count = sum(node.op.startswith("call") for node in graph.graph.nodes)
         self._entrants = (

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.dice import hosts, put_hosts_back, thrown
 from nxcore.graphs.outcome import AGREES, ROUGH, off
@@ -178,3 +179,25 @@ def judged(
         except RuntimeError as error:
             why = f"and another run raised {type(error).__name__}"
     return f"{apart:.2g} of its {what}{why and ', '}{why}"
+
+
+Outcome = tuple[list[Tensor], list[Any], list[Tensor]]
+"""Results, gradients, and buffers."""
+
+
+def check(found: Outcome, ran: Outcome, rounded: Rounded, buffers: Sequence[Tensor]) -> None:
+    """Raise if a replay has other results, gradients or buffers than a run."""
+    there = [i for i, g in enumerate(ran[1]) if g is not None]
+    if there != [i for i, g in enumerate(found[1]) if g is not None]:
+        raise CaptureError("a replay has other gradients than a run")
+
+    def chosen(grads: Sequence[Any]) -> list[Tensor]:
+        return [grads[i] for i in there]
+
+    apart = (
+        judged("results", found[0], ran[0], lambda again: again[0], rounded),
+        judged("gradients", chosen(found[1]), chosen(ran[1]), lambda a: chosen(a[1]), rounded),
+        judged("buffers", found[2], ran[2], lambda _: [t.clone() for t in buffers], rounded),
+    )
+    if any(apart):
+        raise CaptureError(f"a replay differs from a run, by {' and '.join(filter(None, apart))}")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, marks, patience, served, steps, watching
+from nxcore.nn import exchange, marks, patience, served, steps, trial, watching
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
 from nxcore.nn.marks import SHOWN
@@ -220,7 +220,7 @@ def test_modules_come_to_rest_between_blocks_which_end_then(monkeypatch: pytest.
     assert in_blocks > 3, "no block came between"
     for _ in range(20):
         model(X)
-    assert over(model)._modes[True, False].state == steps.TORCHS
+    assert over(model)._modes[True, False].state == trial.TORCHS
 
 
 def test_one_model_at_a_time_has_a_block(make: Make) -> None:

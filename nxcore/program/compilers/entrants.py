@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,18 @@ class Entrants:
         """Whether none serves, or may serve, a signature that was met."""
         return not any(e.mode in self.won or self.open(e.mode) for e in self.entries)
 
+    def raced(self, present: frozenset[str], other: frozenset[str]) -> set[str]:
+        """Return those that are in one of two sets alone."""
+        return {*self.names} & (present ^ other)
+
+    def settle(self, mode: Hashable, names: Iterable[str], kept: frozenset[str], why: str) -> None:
+        """Note which of them are kept, and have won; drop the others."""
+        for name in names:
+            if name in kept:
+                self.won[mode] = name, why
+            else:
+                self.drop(why, name, mode)
+
     def drop(self, why: str, name: str, mode: Hashable) -> None:
         """Let one serve no call of a mode any more; free its memory."""
         self.lost.setdefault((mode, name), why)
@@ -125,6 +137,12 @@ class Entry:
         self._made, self._audits = dict[str, Compiled](), dict[str, Audits]()
         entrants.entries.add(self)
 
+    @property
+    def by(self) -> str:
+        """The name of the one that serves; empty if none does."""
+        own = self._entrants
+        return own.won[self.mode][0] if self.mode in own.won and own.won[self.mode][0] in self._made else ""
+
     def warmed(self, name: str) -> bool:
         """Return whether one has served as many calls as it has to before it is raced."""
         return name in self._made and self._audits[name].calls >= WARM
@@ -135,7 +153,7 @@ class Entry:
         return name in self._made and not self.warmed(name) if order is None else order.over
 
     def free(self) -> None:
-        """Free all, for good."""
+        """Free all of them, of every name."""
         self._entrants.entries.discard(self)
         for name in self._entrants.names:
             self.drop(name)
