@@ -34,9 +34,6 @@ STATES = {
 }
 """Names of torch that read or set the state of a random generator, which every call finds another."""
 
-COUNTED = {("torchvision.utils", "_log_api_usage_once")}
-"""Functions that count their callers alone: a replay needn't."""
-
 REFUSED = {
     *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME"),
     *("IMPORT_NAME", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_BUILD_CLASS"),
@@ -142,8 +139,7 @@ class _Code:
         value = where[name]
         self.held.append((where, name, value))
         if isinstance(value, types.FunctionType):
-            if (value.__module__, value.__name__) not in COUNTED:
-                self.follow(value)
+            self.follow(value)
         elif not _fixed(value):
             raise Unclear(f"{function.__name__} reads {name}, a {type(value).__name__}")
 
