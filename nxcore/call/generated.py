@@ -65,7 +65,7 @@ def source(spec: OpSpec) -> str:
     if is_compiling():
         return self.far({names})
     try:
-        for {guards}key, plan in () if {odd} else self.near[{_near_key(spec)}]:
+        for {guards}_key, plan in () if {odd} else self.near[{_near_key(spec)}]:
             if {passed}:
                 break
         else:
@@ -77,7 +77,7 @@ def source(spec: OpSpec) -> str:
     try:
         return plan({names})
     except BaseException as error:
-        return self.failed(key, plan, error, {names})
+        return self.failed(_key, plan, error, {names})
 """
     far_by_kernel = f"""\
         try:
@@ -102,7 +102,7 @@ def by_kernel_compiled(self, {names}):
     _found = self.find({names})
     if _found is None:
 {far_by_kernel}
-    key, plan, _bare = _found
+    _key, plan, _bare = _found
     if plan is reference or leads_to(plan, reference):
         return None
     if _bare is not plan:  # the extension calls it without the functions around it
@@ -119,22 +119,22 @@ def far(self, {names}, kernels=False):
         return self.miss(None, {names}, kernels=kernels)
     near = self.near
     try:
-        key = {_key(spec)}
-        plan = self.plans.get(key)
+        _key = {_key(spec)}
+        plan = self.plans.get(_key)
     except (TypeError, AttributeError, RuntimeError, ValueError):  # the last of a stand-in of torch.fx
-        key = plan = None
+        _key = plan = None
     if plan is None:
-        met = self.rare.get(key)
-        if met is None and key is not None:
-            if self.families.serve(self.family(key, {names}), self.rare, {names}):
+        met = self.rare.get(_key)
+        if met is None and _key is not None:
+            if self.families.serve(self.family(_key, {names}), self.rare, {names}):
                 self.spec.check(*self.frozen(({names},)))
                 met = 0
         if met is None or met >= RARE:
-            return self.miss(key, {names}, kernels=kernels)
-        self.rare[key] = met + 1
+            return self.miss(_key, {names}, kernels=kernels)
+        self.rare[_key] = met + 1
         plan = reference
     elif not (function_modes(){out}):
-        self.approach(near, key, plan, {names})
+        self.approach(near, _key, plan, {names})
     if kernels and leads_to(plan, reference):
         return None
 {served}
@@ -144,7 +144,7 @@ def key(self, {names}):
 def near_key(self, {names}):
     return {_near_key(spec)}
 
-def family(self, key, {names}):
+def family(self, _key, {names}):
     return {_family(spec)}
 """
 
@@ -324,7 +324,7 @@ def _family(spec: OpSpec) -> str:
         elif p.kind != "out":
             parts.append(_plain(p))
     outs = " or ".join(f"{p.name} is not None" for p in spec.params if p.kind == "out")
-    found = f"({', '.join(parts)}, key[-{len(AROUND)}:])"
+    found = f"({', '.join(parts)}, _key[-{len(AROUND)}:])"
     return f"None if {outs} else {found}" if outs else found
 
 

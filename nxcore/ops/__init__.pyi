@@ -322,6 +322,22 @@ class _Relu(Operator):
 
 relu: _Relu
 
+class _ScaledDotProductAttention(Operator):
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor: ...
+
+scaled_dot_product_attention: _ScaledDotProductAttention
+
 class _SepConv2d(Operator):
     def __call__(
         self,

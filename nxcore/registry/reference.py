@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nxcore.plugin import API_VERSION
-from nxcore.spec.kernel import YES, Backend, Kernel, Verdict
+from nxcore.spec.kernel import YES, Backend, Kernel, Verdict, accept_all
 from nxcore.spec.problem import Problem
 from nxcore.spec.spec import OpSpec
 
@@ -31,9 +31,9 @@ class TorchKernel(Kernel):
     call: Callable[..., Any] = lambda *_: None
     yardstick: bool = False
 
-    def takes(self, problem: Problem) -> Verdict:  # noqa: ARG002  torch serves idle calls too
-        """Accept every call."""
-        return YES
+    def takes(self, problem: Problem) -> Verdict:
+        """Return the answer of ``accepts``: torch serves idle calls too."""
+        return self.accepts(problem)
 
     @property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
@@ -54,6 +54,7 @@ def backend(specs: Iterable[OpSpec]) -> Backend:
             TorchKernel(
                 op=spec.name,
                 target=f"{way.__module__}:{way.__qualname__}",
+                accepts=getattr(way, "accepts", accept_all),
                 variant=variant,
                 dtypes=ANY_DTYPE,
                 graph_safe=True,

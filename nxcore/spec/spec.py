@@ -242,6 +242,8 @@ class OpSpec:
         The dtypes that kernels may support.
     exact : bool
         Whether results are compared bit for bit.
+    rounds : bool
+        Whether factors of its products may be rounded to the 16 bits of its arguments, as torch rounds them.
     idioms : Mapping of str to callable
         Other ways to write it in torch; the fastest of them and the reference is the baseline.
     yardsticks : Mapping of str to callable
@@ -293,6 +295,7 @@ class OpSpec:
     terms: Callable[..., int]
     dtypes: tuple[torch.dtype, ...] = FLOATS
     exact: bool = False
+    rounds: bool = False
     holds: Literal["same", "alike", "larger"] = "same"
     idioms: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))

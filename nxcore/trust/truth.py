@@ -270,8 +270,10 @@ def _norms(values: Tensor, sizes: list[int], order: float) -> tuple[Tensor, ...]
 
 
 def share_of(spec: OpSpec, args: tuple[Any, ...]) -> float:
-    """Return the share of each term that the precision class of a float32 call allows as its error."""
+    """Return the share of each term that a float32 call's precision class, or its factors, allow as error."""
     single = any(t.dtype is torch.float32 for t in leaves(args))
+    if spec.rounds and not single:
+        return max((ROUNDOFF.get(t.dtype, 0.0) for t in leaves(args)), default=0.0)
     return SHARE[spec.precision(args)] if single else 0.0
 
 
