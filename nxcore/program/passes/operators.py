@@ -159,6 +159,7 @@ ACTIVATIONS: dict[Any, tuple[str, Mapping[str, float]]] = {
 }
 """Torch's function -> the operator, and its numbers."""
 
+attention = functional.scaled_dot_product_attention
 STAND_INS: dict[Any, Function] = {
     functional.batch_norm: batch_norm,
     torch.conv2d: conv2d,
@@ -167,6 +168,7 @@ STAND_INS: dict[Any, Function] = {
     functional.adaptive_avg_pool2d: _global("global_avg_pool2d", functional.adaptive_avg_pool2d),
     functional.adaptive_max_pool2d: _global("global_max_pool2d", functional.adaptive_max_pool2d),
     functional.gelu: gelu,
+    attention: _windowed("scaled_dot_product_attention", attention),
     **{torchs: _pointwise(name, torchs, numbers) for torchs, (name, numbers) in ACTIVATIONS.items()},
 }
 """Torch's function -> what stands in for it."""

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from torch import fx
 
 from nxcore.program.passes.blocks import blocks
+from nxcore.program.passes.norms import norms
 from nxcore.program.passes.operators import operators
 from nxcore.program.passes.rows import rows
 
-PASSES: tuple[Callable[[fx.Graph], int], ...] = (rows, blocks, operators)
+PASSES: tuple[Callable[[fx.Graph], int], ...] = (rows, norms, blocks, operators)
 """In their order: what several functions compute together comes before what one does."""
 
 
