@@ -131,6 +131,13 @@ def _drawn(problem: Problem) -> Verdict:
     return YES
 
 
+def _consecutive(problem: Problem) -> Verdict:
+    """Refuse queries for which torch's other kernels lay the result out otherwise, and dropout."""
+    if not problem["query"].is_contiguous():
+        return no("needs contiguous queries: so is its result", code=Code.LAYOUT)
+    return _drawn(problem)
+
+
 def _on_cuda(widths: tuple[torch.dtype, ...], most: int, *, square: bool) -> Callable[[Problem], Verdict]:
     """Return what a kernel takes: these dtypes, and heads of at most ``most``; square where it is causal."""
 
@@ -151,8 +158,8 @@ def _on_cuda(widths: tuple[torch.dtype, ...], most: int, *, square: bool) -> Cal
         width = query.shape[-1]
         if width % 8 or width > most:
             return no(f"needs a multiple of 8 up to {most} for E, got {width}", code=Code.SIZE)
-        if any(t.strides[-1] != 1 for t in (query, key, value)):
-            return no("needs stride 1 along E", code=Code.LAYOUT)
+        if not plain(query) or any(t.strides[-1] != 1 for t in (key, value)):
+            return no("needs images without gaps, and stride 1 along E", code=Code.LAYOUT)
         if square and problem["is_causal"] and query.shape[-2] != key.shape[-2]:
             return no("needs as many queries as keys where is_causal is True", code=Code.SIZE)
         return YES
@@ -164,7 +171,7 @@ ACCEPTS = {
     by_flash: _on_cuda(HALVES, 256, square=True),
     by_efficient: _on_cuda((torch.float32, *HALVES), 1024, square=False),
     by_cudnn: _on_cuda(HALVES, 128, square=True),
-    by_math: _drawn,
+    by_math: _consecutive,
 }
 for _call, _accepts in ACCEPTS.items():
     _call.accepts = _accepts  # type: ignore[attr-defined]  # read by the backend "torch"
@@ -251,9 +258,14 @@ def magnitude(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
 
 def outputs(query: Any, key: Any, value: Any, *_: Any) -> TensorMeta | None:
     """Describe the result of four dimensions, in the layout of the queries; None for others."""
-    if query.ndim != 4 or query.shape[-1] != value.shape[-1] or not query.is_dense() or 1 in query.shape:
+    if query.ndim != 4 or query.shape[-1] != value.shape[-1] or not plain(query):
         return None
     return TensorMeta(query.shape, query.strides, query.dtype, query.device)
+
+
+def plain(query: Any) -> bool:
+    """Return whether each row is consecutive, and each image, whose heads or rows come first."""
+    return bool(query.is_dense() and query.strides[-1] == 1 and query.strides[0] == max(query.strides))
 
 
 def ways(query: Any, key: Any, value: Any, mask: Any, *_: Any) -> tuple[Way, ...]:

@@ -56,6 +56,11 @@ def test_all_of_torchs_kernels_enter_on_a_device():
             {"flash", "cudnn"},
             "as many queries as keys",
         ),
+        (
+            Problem.of(SPEC, SPEC.bind(*(t.mT for t in made(1, 2, 8, 8)))),
+            {"flash", "efficient", "cudnn", "math"},
+            "on cuda, got cpu|contiguous queries: so is its result",
+        ),
         (Problem.of(SPEC, SPEC.bind(*made(1, 2, 3, 8))), {"flash", "efficient", "cudnn"}, "on cuda, got cpu"),
     ],
 )
@@ -63,6 +68,15 @@ def test_what_an_entrant_can_not_take_is_data(problem, refused, why):
     found = refusals(problem)
     assert {name for name, reason in found.items() if reason} == refused
     assert all(re.search(why, found[name]) for name in refused), found
+
+
+def test_no_entrant_is_convicted_for_its_layout():
+    heads = tuple(t.transpose(1, 2) for t in made(2, 16, 3, 8))
+    with nxcore.policy("measure"):
+        attend(*heads)
+        told = str(nxcore.explain("scaled_dot_product_attention", *heads))
+    assert "contiguous queries" in told
+    assert "VerificationError" not in told
 
 
 def test_explain_shows_every_entrant():

@@ -63,7 +63,7 @@ def test_an_operator_carries_its_name_and_documentation(session, name):
 
 def test_the_generated_source_can_be_read(session):
     assert "self.near[" in inspect.getsource(type(session.op("add")).__call__)
-    assert "plan = self.plans.get(key)" in inspect.getsource(type(session.op("add")).far)
+    assert "plan = self.plans.get(_key)" in inspect.getsource(type(session.op("add")).far)
 
 
 def test_keywords_are_keywords_only(session):
