@@ -1,4 +1,7 @@
-"""A batch norm with given statistics and the activation after it, as one expression."""
+"""A batch norm with given statistics and what follows it, an activation or a sum or both, as one expression.
+
+The result has the dtype of ``x``, as torch's function has: under autocast statistics have another.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nxcore.expression.build import finished
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
+from nxcore.expression.tree import Node
 from nxcore.spec.spec import OpSpec
 
 Function = Callable[..., Tensor]
@@ -26,8 +31,10 @@ NORMED: dict[str, tuple[Function, Mapping[str, float]]] = {
     "silu": (functional.silu, {}),
     "mish": (functional.mish, {}),
     "hardswish": (functional.hardswish, {}),
+    "sum": (lambda x: x, {}),
+    "relu_sum": (functional.relu, {}),
 }
-"""Each activation in torch, and its numbers; the operator is ``normed_relu`` for one."""
+"""Each follower in torch, and its numbers; an operator is ``normed_relu``. A sum adds ``y`` first."""
 
 
 def normed(activation: str) -> tuple[OpSpec, ...]:
@@ -37,9 +44,12 @@ def normed(activation: str) -> tuple[OpSpec, ...]:
     ['(x, mean, var, weight, bias, eps=1e-05, *, out=None)']
     """
     function, numbers = NORMED[activation]
-    inner = ", ".join(["(x - mean) * (rsqrt(var + eps) * weight) + bias", *numbers])
-    text, name = f"{activation}({inner})", f"normed_{activation}"
-    forward, *backward = specs(parsed(text, {"eps": 1e-5} | dict(numbers)), name, keyword=False)
+    called, adds = activation.removesuffix("sum").removesuffix("_"), activation.endswith("sum")
+    inner = f"(x - mean) * (rsqrt(var + eps) * weight) + bias{' + y' * adds}"
+    text = f"{called}({', '.join([inner, *numbers])})"
+    chain = parsed(text, {"eps": 1e-5} | dict(numbers))
+    whole = finished(Node("cast", chain.roots, "x"), chain.tensors, chain.numbers)
+    forward, *backward = specs(whole, f"normed_{activation}", keyword=False)
     return replace(forward, reference=as_modules(forward.reference, function)), *backward
 
 
@@ -50,16 +60,17 @@ def as_modules(chain: Function, activation: Function) -> Function:
     """
 
     @functools.wraps(chain)
-    def reference(
-        x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float, *rest: Any
-    ) -> Tensor:
-        *numbers, out = rest
-        given = mean, var, weight, bias
-        if out is not None or not per_channel(x, *given):
-            return chain(x, *given, eps, *numbers, out=out)
+    def reference(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+        given, out = (mean, var, weight, bias), rest[-1]
+        others = [t for t in rest[:-1] if isinstance(t, Tensor)]
+        if out is not None or not per_channel(x, *given) or not all(map(x.is_same_size, others)):
+            return chain(x, *given, *rest[:-1], out=out)
+        eps, *numbers = rest[len(others) : -1]
         found = functional.batch_norm(
             x, mean.flatten(), var.flatten(), weight.flatten(), bias.flatten(), eps=eps
         )
+        for other in others:
+            found = (found + other).to(x.dtype)
         return activation(found, *numbers)
 
     return reference
@@ -69,5 +80,6 @@ def per_channel(x: Tensor, mean: Tensor, var: Tensor, *others: Tensor) -> bool:
     """Return whether ``x`` holds images, and the others a number for each of their channels."""
     if x.ndim != 4 or not x.is_floating_point() or mean.requires_grad or var.requires_grad:
         return False
-    shape = torch.Size((x.shape[1], 1, 1))
-    return all(t.shape == shape and t.dtype is x.dtype for t in (mean, var, *others))
+    shape, dtypes = torch.Size((x.shape[1], 1, 1)), (x.dtype, torch.promote_types(x.dtype, torch.float32))
+    state = mean, var, *others
+    return mean.dtype in dtypes and all(t.shape == shape and t.dtype is mean.dtype for t in state)

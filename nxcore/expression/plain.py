@@ -74,7 +74,7 @@ def _line(line: Sequence[Any], at: int, tensors: Sequence[str], numbers: Mapping
         function = FUNCTIONS[op]
         kinds = ("condition",) if function.gives == "condition" else ("value", "number")
         right = len(args) == len(function.args) and kind in kinds and all(0 <= i < at for i in args)
-        right = right and (value in build.CASTS if op == "cast" else value is None)
+        right = right and (value in (*build.CASTS, *tensors) if op == "cast" else value is None)
     if not right:
         raise ExpressionError(f"an expression has no node {line!r}")
     return op, args, value, kind

@@ -86,6 +86,8 @@ def promoter(expression: Expression) -> Callable[..., torch.dtype]:
                 elif node.op in LEAVES:
                     whole = node.op == "constant" and isinstance(node.value, int)
                     found[node] = torch.int64 if whole else torch.get_default_dtype(), 0
+                elif node.op == "cast" and node.value in given:
+                    found[node] = given[str(node.value)][0], found[node.args[0]][1]
                 else:
                     found[node] = _of(node, [found[arg] for arg in node.args])
             known[facts] = found[root][0]
@@ -98,6 +100,7 @@ def follows_inputs(expression: Expression) -> bool:
     """Return whether the result has the dtype of the tensors wherever these share a floating one."""
     for node in expression.nodes:
         chosen = node.args[1:] if node.op == "where" else ()
-        if node.op in ("cast", "indicator") or (chosen and all(arg.kind == "number" for arg in chosen)):
+        casts = node.op == "cast" and node.value not in expression.tensors
+        if casts or node.op == "indicator" or (chosen and all(arg.kind == "number" for arg in chosen)):
             return False
     return any(node.op == "input" for node in expression.nodes)

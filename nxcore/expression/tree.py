@@ -31,7 +31,7 @@ class Node:
         The function's name; ``input``, ``mask`` (a tensor of bool), ``number`` or ``constant`` for a leaf.
     args : tuple of Node
     value : int, float or str, optional
-        A constant's value, a leaf's name, or the dtype of a cast.
+        A constant's value, a leaf's name, or the dtype of a cast: its name, or that of a tensor which has it.
     kind : str
     """
 

@@ -1,11 +1,12 @@
 """Blocks: functions of a graph that one operator of nxcore's computes together, where a kernel is chosen.
 
-These are a batch norm in evaluation and the activation after it; and a separable convolution with the ReLU
-before it and the batch norm after it.
+These are a batch norm in evaluation and the sum or the activation after it, or both; and a separable
+convolution with the ReLU before it and the batch norm after it.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,13 @@ from nxcore.program.passes.operators import (
 )
 
 RELUS = (functional.relu, torch.relu)
+SUMS = (operator.add, operator.iadd, torch.add)
 
 
 def blocks(graph: fx.Graph) -> int:
     """Put one function in place of several; return the number of nodes."""
-    return sum(_separable(graph, node) or _normed(graph, node) for node in [*graph.nodes])
+    found = sum(_separable(graph, n) or (n.target not in SUMS and _normed(graph, n)) for n in [*graph.nodes])
+    return found + sum(n.target in SUMS and _normed(graph, n) for n in [*graph.nodes])
 
 
 def _before(node: Any, *targets: Any) -> fx.Node | None:
@@ -53,35 +56,43 @@ def _put(graph: fx.Graph, nodes: tuple[fx.Node, ...], target: Callable[..., Any]
 
 
 def _normed(graph: fx.Graph, node: fx.Node) -> bool:
-    """Put one call in place of a batch norm in evaluation and the activation after it."""
-    if node.op != "call_function" or node.target not in (*ACTIVATIONS, functional.gelu):
-        return False
-    name, numbers = ACTIVATIONS.get(node.target, ("gelu", {}))
+    """Put one call in place of a batch norm in evaluation and the sum or the activation after it."""
+    name, numbers = ACTIVATIONS.get(node.target, ("gelu" if node.target is functional.gelu else "", {}))
     if name == "gelu" and node.kwargs.get("approximate", "none") == "tanh":
         name = "gelu_tanh"
-    norm = _before(node, functional.batch_norm)
-    if name not in NORMED or norm is None or len(norm.args) < 6:
+    total = _before(node, *SUMS) if name else node if node.target in SUMS else None
+    norm = _before(total or node, functional.batch_norm)
+    if norm is None or len(norm.args) < 6:
         return False
     x, mean, var, weight, bias, training = norm.args[:6]
     if training or any(t is None for t in (mean, var, weight, bias)) or len(shape_of(x)) != 4:
         return False
+    others = total.args[1:] if total else ()
+    if total and (total.kwargs or len(others) != 1 or shape_of(others[0]) != shape_of(x)):
+        return False
+    name = "_".join(filter(None, (name, "sum" * bool(total))))
+    if name not in NORMED:
+        return False
     own = [given(node, place, *each) for place, each in enumerate(numbers.items(), 1)]
-    return _put(
-        graph, (node, norm), normed, name, x, mean, var, weight, bias, given(norm, 7, "eps", 1e-5), *own
-    )
+    nodes = (node, *(each for each in (total,) if each not in (None, node)), norm)
+    eps = given(norm, 7, "eps", 1e-5)
+    return _put(graph, nodes, normed, name, x, mean, var, weight, bias, *others, eps, *own)
 
 
 def normed(name: str, x: Tensor, *given: Any) -> Tensor:
-    """Return a batch norm by given statistics and the activation after it."""
-    mean, var, weight, bias, eps, *numbers = given
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias))
-    if not learns and x.numel() >= FEWEST and x.dtype is weight.dtype and weight.dtype is mean.dtype:
+    """Return a batch norm by given statistics, and the sum or the activation after it."""
+    mean, var, weight, bias, *rest = given
+    others = [t for t in rest if isinstance(t, Tensor)]
+    eps, *numbers = rest[len(others) :]
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias, *others))
+    alike = weight.dtype is mean.dtype and all(t.dtype is x.dtype for t in others)
+    if not learns and alike and x.numel() >= FEWEST:
         state = (t.view(-1, 1, 1) for t in (mean, var, weight, bias))
-        found: Tensor | None = by_kernel(f"normed_{name}", x, *state, eps, *numbers, None)
+        found: Tensor | None = by_kernel(f"normed_{name}", x, *state, *others, eps, *numbers, None)
         if found is not None:
             return found
     normal = functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
-    return NORMED[name][0](normal, *numbers)
+    return NORMED[name][0](sum(others, normal), *numbers)
 
 
 def _separable(graph: fx.Graph, norm: fx.Node) -> bool:

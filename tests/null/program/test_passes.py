@@ -125,6 +125,48 @@ def test_a_norm_in_evaluation_and_its_activation_are_one_kernel(case, ran, compi
     assert not ran, "gradients are torch's"
 
 
+class Joined(nn.Module):
+    """A norm, what is added to it, and what follows."""
+
+    def __init__(self, add, after=None):
+        super().__init__()
+        self.norm, self.add, self.after = nn.BatchNorm2d(4), add, after or nn.Identity()
+
+    def forward(self, x):
+        return self.after(self.add(self.norm(x.sin()), x))
+
+
+def added(norm, x):
+    norm += x
+    return norm
+
+
+JOINED = {
+    "a sum": (lambda: Joined(lambda norm, x: norm + x), ["normed_sum"]),
+    "a sum in place": (lambda: Joined(added), ["normed_sum"]),
+    "a sum and a relu": (lambda: Joined(torch.add, nn.ReLU(inplace=True)), ["normed_relu_sum"]),
+    "a sum and another": (lambda: Joined(added, nn.SiLU()), ["normed_sum", "silu"]),
+    "the other way round": (lambda: Joined(lambda norm, x: x + norm), []),
+    "a broadcast": (lambda: Joined(lambda norm, x: norm + x[:1]), []),
+    "a number": (lambda: Joined(lambda norm, x: norm + 2), []),
+    "a multiple": (lambda: Joined(lambda norm, x: torch.add(norm, x, alpha=2)), []),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@for_each("case", JOINED)
+def test_a_norm_in_evaluation_and_its_sum_are_one_kernel(case, dtype, ran, compiled):
+    make, names = JOINED[case]
+    torch._dynamo.reset()
+    ran.clear()
+    ours, x = make().eval(), torch.randn(2, 4, 8, 8, dtype=dtype)
+    ours.norm.running_mean.uniform_()
+    with torch.no_grad():
+        wanted = copy.deepcopy(ours)(x)
+        torch.testing.assert_close(compiled(ours)(x), wanted)
+    assert [*dict.fromkeys(ran)] == names
+
+
 def test_a_block_in_evaluation_is_a_separable_convolution(ran, compiled):
     ours = Layers(*separable()).eval()
     x = torch.randn(2, 4, 8, 8)
