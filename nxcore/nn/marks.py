@@ -15,6 +15,7 @@ from nxcore.context import NOTHING, PREFERENCE
 from nxcore.graphs.hooks import saving
 from nxcore.interop import internals
 from nxcore.nn.whole import parts_of
+from nxcore.program.replay import ranks
 from nxcore.session import Session
 
 DEPTH = 3
@@ -195,8 +196,7 @@ class Shapes:
 
 def refusal(model: nn.Module, session: Session) -> str:
     """Return why the steps of ``model`` are not to be compared; empty if they are."""
-    spread = torch.distributed
-    if spread.is_available() and spread.is_initialized() and spread.get_world_size() > 1:
+    if ranks() > 1:
         return "ranks would choose apart"
     if (policy := PREFERENCE.get().policy or session.settings.policy) not in ("auto", "measure"):
         return f"the policy is {policy!r}"

@@ -28,7 +28,7 @@ from nxcore.graphs.whole import FOUND
 from nxcore.measure.collection import young_alone
 from nxcore.nn.marks import alike, mode_of, requested, tensors
 from nxcore.nn.tracing import Siblings, plainly
-from nxcore.nn.whole import LOOK, apart, beside, parts_of, recorder_for
+from nxcore.nn.whole import LOOK, beside, parts_of, recorder_for
 from nxcore.program.audit import Audits, audited
 from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.front import Graph, Program, programmed
@@ -45,8 +45,15 @@ MOST, KEPT = 8, 256
 are counted.
 """
 
-CONFIG = {"skip_nnmodule_hook_guards": False, "skip_fsdp_guards": False, "suppress_errors": True}
-"""Settings of dynamo's under which graphs are made: hooks that a module gets later are seen."""
+CONFIG = {
+    "skip_nnmodule_hook_guards": False,
+    "skip_fsdp_guards": False,
+    "suppress_errors": True,
+    "optimize_ddp": False,
+}
+"""Settings of dynamo's under which graphs are made: hooks that a module gets later are seen, and the graph of
+a model within ``DistributedDataParallel`` is whole.
+"""
 
 IN_VAIN = 16
 """Calls in a row without a graph after which no further one is looked for."""
@@ -210,7 +217,7 @@ class ModelProgram:
 
     def _unfit(self, module: nn.Module) -> bool:
         """Return whether a call made now runs."""
-        return unfit() or apart() or hooked(module) or requested()
+        return unfit() or hooked(module) or requested()
 
     def _miss(self, key: Any) -> None:
         """Count a call that no graph serves; let dynamo make one of the next like it, if it comes often."""

@@ -25,6 +25,7 @@ from nxcore.interop import internals
 from nxcore.nn.exchange import AWAKE, OF, PATCHED, Plain, kind
 from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.memory import kept
+from nxcore.program.replay import ranks
 from nxcore.session import default
 
 PACKAGES = ("torch.", "nxcore.")
@@ -97,7 +98,9 @@ class ModelWhole(Whole):
         runs = self.resting or kwargs or not (args and module.training and torch.is_grad_enabled())
         if runs or not self.stands or not all(isinstance(arg, Tensor) for arg in args):
             return call(*args, **kwargs)
-        if self._record(args[0].device) is None or module is not self._of() or apart() or hooked(module):
+        if self._record(args[0].device) is None or module is not self._of() or hooked(module):
+            return call(*args)
+        if internals.backward_pass() != -1 or ranks() > 1:
             return call(*args)
         return self(module, *args)
 
@@ -172,17 +175,6 @@ def beside() -> contextlib.AbstractContextManager[None]:
     if session.chooser.in_force == "measure":
         return in_force(policy="auto")  # a training goes on meanwhile, and the model is captured again
     return contextlib.nullcontext()
-
-
-def apart() -> bool:
-    """Return whether a call is within a backward pass, or of a step of several ranks.
-
-    These exchange gradients while others are computed; of a replay all come at its end.
-    """
-    spread = torch.distributed
-    return internals.backward_pass() != -1 or (
-        spread.is_available() and spread.is_initialized() and spread.get_world_size() > 1
-    )
 
 
 def _counts_as(cls: type) -> type:

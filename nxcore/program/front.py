@@ -205,6 +205,8 @@ def refusal(graph: fx.GraphModule, device: torch.device) -> str:
         for node in module.graph.nodes:
             if getattr(node.target, "__name__", "") in STATES:
                 return f"its code calls {node.target.__name__}"
+            if "c10d" in str(node.target):
+                return f"its code exchanges tensors with other ranks, by {node.target}"
             for tensor in pytree.tree_leaves(node.meta.get("example_value")):
                 if isinstance(tensor, Tensor) and tensor.device.type != device.type:
                     return f"{node.name} is computed on {tensor.device.type!r}"

@@ -321,6 +321,8 @@ class Replay:
                 found, draws = with_dice(recorder, lambda: recorder.aside(lambda: self.run(*own)), may=True)
                 check_leaves([t for t in outs_of(found) if t.requires_grad], leaves)
                 ran = recorder.aside(functools.partial(differentiated, found, leaves))
+                if used and ranks() > 1 and any(g is None for g in ran[1]):
+                    raise CaptureError("a parameter has no gradient, for which other ranks might wait")
                 found = []
                 states = [t.clone() for t in buffers]
             if before != [*map(_version, given)] or not _alike(given, [inputs[i] for i in places.given]):
@@ -362,6 +364,12 @@ class Replay:
         """Note which results a loss uses, in a thread of autograd's."""
         if used and self._recording is not None and used != self._recording.uses:
             self._partly = used
+
+
+def ranks() -> int:
+    """Return the number of processes that compute together."""
+    spread = torch.distributed
+    return spread.get_world_size() if spread.is_available() and spread.is_initialized() else 1
 
 
 def unfit() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -20,6 +21,9 @@ from torch.utils._pytree import tree_map
 
 import nxcore
 from nxcore.nn import modules
+from nxcore.nn import whole as models
+from nxcore.nn.exchange import watch_of
+from tests.nn.tape import Tape
 from tests.null import fakes
 
 RANKS = 2
@@ -91,6 +95,26 @@ def of_networks(device: torch.device, wrap: Callable[[nn.Module], nn.Module]) ->
 
 def ddp(mesh: Any, device: torch.device) -> None:
     of_networks(device, lambda m: DistributedDataParallel(m, [device] if device.type == "cuda" else None))
+
+
+def replayed(mesh: Any, device: torch.device) -> None:
+    """Train with replays, whose gradients come together at the end of a backward pass."""
+    tape = Tape()
+    if device.type == "cpu":
+        vars(models)["available"], vars(models)["recorder_of"] = (lambda: True), (lambda _: tape)
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for _ in "abc"))
+    ours = copy.deepcopy(plain).to(device)
+    nxcore.accelerate(ours)
+    x = image(BATCH, 4, 32, 32).chunk(RANKS)[distributed.get_rank()].to(device)
+    gpus = [device] if device.type == "cuda" else None
+    nets = [DistributedDataParallel(m, gpus, bucket_cap_mb=1e-3) for m in (ours, plain.to(device))]
+    with nxcore.policy("frozen"):
+        got, want = (trained(net, x, 12) for net in nets)
+    state = watch_of(ours).whole.state
+    assert "replays" in state, state
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(dict(ours.named_buffers()), dict(plain.named_buffers()))
 
 
 def fsdp(mesh: Any, device: torch.device) -> None:
@@ -272,8 +296,8 @@ def main(kind: str, folder: str, cases: list[str], rank: int) -> None:
     )
     mesh = init_device_mesh(kind, (RANKS,))
     failures = {}
-    with serve(device):
-        for name in cases:
+    for name in cases:
+        with serve(device) if name != "replayed" else contextlib.nullcontext():
             try:
                 globals()[name](mesh, device)
             except Exception:  # noqa: BLE001  it is shown by the test of that name

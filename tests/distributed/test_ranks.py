@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 RANKS = 2
 SIMULATORS = {"TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "NXCORE_CUDA_EMULATOR"}
-CASES = ["ddp", "fsdp", "calls", "whole", "partial", "strict", "explained", "architecture"]
+CASES = ["ddp", "replayed", "fsdp", "calls", "whole", "partial", "strict", "explained", "architecture"]
 
 
 def failures(kind: str, folder: Path) -> dict[str, str]:

@@ -125,12 +125,9 @@ def test_more_that_is_learnt_is_recorded_anew(tape, monkeypatch):
     assert program.captured == 1
 
 
-def test_calls_of_several_ranks_and_within_a_watchs_block_run(tape, monkeypatch, programs_has):
+def test_calls_within_a_watchs_block_run(tape):
     ours, plain = replayed(tape)
     before = tape.replayed
-    programs_has(apart=lambda: True)
-    agree(ours, plain)
-    monkeypatch.undo()
     part(ours).resting = True
     agree(ours, plain)
     assert tape.replayed == before

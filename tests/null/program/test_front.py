@@ -88,3 +88,11 @@ def test_a_graph_that_dynamo_splits_for_exchanges_of_gradients(compiled, tmp_pat
         assert ["replays" in line for line in front.report(ours)] == [True, True]
     finally:
         spread.destroy_process_group()
+
+
+def test_a_graph_that_exchanges_tensors_is_refused():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops._c10d_functional.all_reduce, (x, "sum", "0")),))
+    made = torch.fx.GraphModule({}, graph)
+    assert front.refusal(made, torch.device("cpu")).startswith("its code exchanges tensors with other ranks")
