@@ -17,6 +17,14 @@ from nxcore.graphs.recorder import Pool, Recorder
 from nxcore.interop.internals import gradients
 
 
+def apart(inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs, with views in place of those that were computed.
+
+    One of them may be computed of another one: the gradient of a view is that of the call alone.
+    """
+    return [t.view_as(t) if isinstance(t, Tensor) and t.grad_fn is not None else t for t in inputs]
+
+
 def backward_of(
     outs: Sequence[Tensor], leaves: Sequence[Tensor], *, keeps: bool = True
 ) -> tuple[list[Tensor], Sequence[Tensor | None]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.graphs.buffers import untouched
+from nxcore.graphs.pair import apart
 
 if TYPE_CHECKING:
     from nxcore.graphs.capture import Capture
@@ -53,9 +54,10 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
     further = torch.is_grad_enabled()
     capture: Capture = ctx.capture
-    wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
     with torch.enable_grad(), untouched(capture.inside.buffers), capture.again(ctx.start):
-        out = capture.run(ctx.module, *tensors[: capture.count])
+        own = apart(tensors)
+        wanted = [t for t, n in zip(own, needed, strict=True) if n]
+        out = capture.run(ctx.module, *own[: capture.count])
         found = iter(torch.autograd.grad([out], wanted, [grad], create_graph=further, allow_unused=True))
     return [next(found) if n else None for n in needed]
 

@@ -79,6 +79,18 @@ def test_who_waits_for_a_weights_gradient_sees_each_once():
     torch.testing.assert_close(seen[-1], (SETTLED + 2) * pair.plain[0].weight.grad)
 
 
+def test_a_second_backward_pass_where_a_tensor_is_computed_of_another_one(pair):
+    pair.met()
+    found, start = [], torch.randn(2, 3, 5, 5)
+    for module, call in ((pair.plain, pair.run), (pair.module, pair.part)):
+        x = start.clone().requires_grad_()
+        image = x * 2
+        out = call(module, image, image.mean().sin()).square().sum()
+        each = [torch.autograd.grad(out, [x, *module.parameters()], retain_graph=True) for _ in range(2)]
+        found.append([out.detach(), *each[0], *each[1]])
+    torch.testing.assert_close(*found)
+
+
 def test_while_somebody_may_go_back_a_second_call_is_run(pair):
     x = torch.randn(2, 3, 5, 5, requires_grad=True)
     before = pair.tape.replayed

@@ -313,3 +313,33 @@ def test_an_audit_without_memory_is_left_out_or_ends_in_a_replay(compiled, monke
     found.run = run
     agree(call, ours, plain)
     assert found.state is State.OURS
+
+
+class Joined(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, a, b):
+        return self.layer(a).tanh() * b
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads it
+def test_an_argument_may_be_computed_of_another_one(compiled, monkeypatch):
+    monkeypatch.setattr(audit, "EVERY", 2)
+    plain, ours = pair(Joined)
+    call = compiled(ours)
+    for again in [False] * (MET + 6) + [True] * 2:
+        x, found = torch.randn(5, 4), []
+        for net, model in ((call, ours), (plain, plain)):
+            model.zero_grad()
+            start = x.clone().requires_grad_()
+            first = start * 2
+            loss = net(first, first.sin()).square().sum()
+            if again:
+                loss.backward(retain_graph=True)
+            loss.backward()
+            found.append([start.grad, *(p.grad for p in model.parameters())])
+        torch.testing.assert_close(*found)
+    (replay_of,) = replays(ours)
+    assert replay_of.state is State.OURS, replay_of.report
