@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import math
 import os
 import random
+import threading
 import types
 
 import pytest
@@ -66,6 +68,21 @@ class Own(Base):
 
 
 OWN = Own()
+NESTED = {"model": {"factors": [2.0]}}
+VARIABLE = contextvars.ContextVar("factor", default=2.0)
+LOCAL = threading.local()
+LOCAL.factor = 2.0
+
+
+class Sized:
+    def __len__(self):
+        return 2
+
+    def __getattr__(self, name):
+        return 2.0
+
+
+SIZED = Sized()
 
 
 def helper(x):
@@ -76,15 +93,22 @@ def defaulted(x, factor=2.0):
     return factor * x
 
 
+def named(x, *, factor=2.0):
+    return factor * x
+
+
 def scaled(factor):
     def by(x):
         return factor * x
 
-    def change():
+    def change(value):
         nonlocal factor
-        factor = 3.0
+        factor = value
 
     return by, change
+
+
+BY, CHANGE = scaled(2.0)
 
 
 def draw(_, x):
@@ -143,10 +167,28 @@ PLANTS = {
         lambda m, ours: m.setattr(torch.Tensor, "tanh", torch.Tensor.sigmoid),
     ),
     "a tensor": (lambda _, x: TENSOR * x, lambda m, ours: m.setitem(globals(), "TENSOR", torch.tensor(3.0))),
+    "a variable of a function": (lambda _, x: BY(x), lambda m, ours: CHANGE(3.0)),
+    "a nested table": (
+        lambda _, x: NESTED["model"]["factors"][0] * x,
+        lambda m, ours: m.setitem(NESTED["model"], "factors", [3.0]),
+    ),
+    "a set that grows": (lambda _, x: x * (1 + len(NAMES)), lambda m, ours: NAMES.add("other")),
+    "a default by name": (
+        lambda _, x: named(x),
+        lambda m, ours: m.setattr(named, "__kwdefaults__", {"factor": 3.0}),
+    ),
+    "a length": (lambda _, x: len(SIZED) * x, lambda m, ours: m.setattr(Sized, "__len__", lambda own: 3)),
+    "an attribute that is made": (
+        lambda _, x: SIZED.factor * x,
+        lambda m, ours: m.setattr(Sized, "__getattr__", lambda own, name: 3.0),
+    ),
+    "a context's variable": (lambda _, x: VARIABLE.get() * x, lambda m, ours: VARIABLE.set(3.0)),
+    "a thread's variable": (lambda _, x: LOCAL.factor * x, lambda m, ours: m.setattr(LOCAL, "factor", 3.0)),
     "a draw of python's": (draw, lambda m, ours: None),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads it
 @for_each("plant", PLANTS)
 def test_a_change_outside_of_the_model_is_seen(tape, plant, monkeypatch):
     use, change = PLANTS[plant]
@@ -158,13 +200,6 @@ def test_a_change_outside_of_the_model_is_seen(tape, plant, monkeypatch):
     monkeypatch.undo()
     agree(ours, plain, 3)
     assert before or plant == "a draw of python's", part(ours).state
-
-
-def test_a_variable_of_a_function_is_seen(tape):
-    by, change = scaled(2.0)
-    ours, plain = replayed(tape, lambda _, x: by(x))
-    change()
-    agree(ours, plain, 3)
 
 
 def hook(net):
