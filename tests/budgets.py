@@ -56,7 +56,7 @@ ADDED_FOLDERS = frozenset(
         "harnesses",
     )
 )
-ADDED_PAGES = frozenset(("wall", "harnesses", "libraries", "remedies", "0096-remedies"))
+ADDED_PAGES = frozenset(("wall", "harnesses", "libraries", "remedies", "0096-remedies", "referee"))
 ADDED_SCRIPTS = frozenset(("calibrate", "chance"))
 
 

@@ -34,6 +34,9 @@ def test_the_outcome_is_one_of_four(monkeypatch):
 
     assert case([1.0, 2.0], [1.0, 2.0]) == {"case": "one", "outcome": "right", "error": 0.0}
     assert case([1.0, 2.1], [1.0, 2.0])["outcome"] == "wrong"
+    assert case([0.0], [1e-48])["outcome"] == "right"
+    monkeypatch.setitem(wall.CASES, "one", lambda: (torch.ones(9).bfloat16(), torch.ones(9) * 1.003))
+    assert wall.held("one")["outcome"] == "right"
     assert case([1.0, float("nan")], [1.0, 2.0])["error"] == float("inf")
     monkeypatch.setitem(wall.CASES, "one", lambda: int("x"))
     assert wall.held("one")["outcome"] == "raised"

@@ -13,7 +13,7 @@ from typing import TextIO
 import typer
 
 from nxcore import __version__
-from nxcore.cli import bench, explain, interruption, machine, operators, search, tune
+from nxcore.cli import bench, explain, interruption, machine, operators, referee, search, tune
 
 
 def _unwrapped(text: str) -> str:
@@ -37,6 +37,7 @@ for command in (
     machine.doctor,
     explain.explain,
     operators.verify,
+    referee.audit,
     tune.tune,
     bench.report,
     bench.bench,
