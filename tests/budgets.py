@@ -56,7 +56,18 @@ ADDED_FOLDERS = frozenset(
         "harnesses",
     )
 )
-ADDED_PAGES = frozenset(("wall", "harnesses", "libraries", "remedies", "0096-remedies", "referee"))
+ADDED_PAGES = frozenset(
+    (
+        "wall",
+        "harnesses",
+        "libraries",
+        "remedies",
+        "0096-remedies",
+        "referee",
+        "0094-measured-scales",
+        "0095-libraries",
+    )
+)
 ADDED_SCRIPTS = frozenset(("calibrate", "chance"))
 
 

@@ -21,10 +21,6 @@ from nxcore.spec.problem import leaves
 from nxcore.trust.memory import each
 from nxcore.trust.truth import ACCUMULATOR, ROUNDOFF, Truth, widened
 
-DRAWS = 31
-STEP = 2.0**-33
-"""The moved inputs are near, and their rounding in float64 is far below."""
-
 
 def truth_of(reference: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator) -> Truth:
     """Return the truth of ``reference(*args)``.
@@ -34,6 +30,7 @@ def truth_of(reference: Callable[..., Any], args: tuple[Any, ...], generator: to
     InvalidInputError
         If the reference doesn't compute in the dtype of its inputs, so that float64 gives no truth.
     """
+    draws_of, step = 31, 2.0**-33  # the moved inputs are near, and their rounding in float64 is far below
     wide, single = widened(args), each(widened(args, half=True), _single)
 
     def run(given: Any) -> tuple[Tensor, ...]:
@@ -49,10 +46,10 @@ def truth_of(reference: Callable[..., Any], args: tuple[Any, ...], generator: to
             )
     draws = [[] for _ in exact]  # type: list[list[Tensor]]
     with torch.no_grad():
-        for _ in range(DRAWS):
-            moved = run(each(wide, lambda t: _moved(t, generator)))
+        for _ in range(draws_of):
+            moved = run(each(wide, lambda t: _moved(t, step, generator)))
             for found, y, was in zip(draws, moved, exact, strict=True):
-                found.append((y.double() - was.double()).abs().div_(STEP))
+                found.append((y.double() - was.double()).abs().div_(step))
     scale = []
     for found, y, was in zip(draws, lost, exact, strict=True):
         gone = (y.double() - was.double()).abs().nan_to_num(0, 0, 0) / ACCUMULATOR
@@ -67,12 +64,12 @@ def _single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
+def _moved(tensor: Tensor, step: float, generator: torch.Generator) -> Tensor:
     """Return x (1 + h c); infinities and NaN stay."""
     if not tensor.is_floating_point():
         return tensor
     c = torch.empty(tensor.shape, dtype=torch.float64).cauchy_(generator=generator).to(tensor.device)
-    return torch.where(tensor.isfinite(), tensor * (1 + STEP * c.clamp(-1 / STEP, 1 / STEP)), tensor)
+    return torch.where(tensor.isfinite(), tensor * (1 + step * c.clamp(-1 / step, 1 / step)), tensor)
 
 
 def _terms(reference: Callable[..., Any], wide: tuple[Any, ...]) -> int:

@@ -14,8 +14,10 @@ from nxcore.trust.memory import each
 
 Args = tuple[Any, ...]
 
-MOST = 1 << 18
-"""Numbers in the tensors of a longer call, and in its results."""
+
+def few(count: int) -> bool:
+    """Return whether so many numbers, in the tensors of a longer call or in its results, are few."""
+    return count <= 1 << 18
 
 
 def variants(args: Args, generator: torch.Generator) -> Iterator[tuple[str, Args]]:
@@ -32,11 +34,11 @@ def variants(args: Args, generator: torch.Generator) -> Iterator[tuple[str, Args
     sizes = dict.fromkeys(n for t in leaves(args) for n in t.shape)
     for size in sizes:
         for other in (0, 1, size - 1, size + 1, 4 * size + 3):
-            if other >= 0 and other != size and _count(args, {size: other}) <= MOST:
+            if other >= 0 and other != size and few(_count(args, {size: other})):
                 yield f"size {other} for {size}", _resized(args, {size: other}, generator)
     # Long rows, and few of them.
     long = {n: min(n, 3) for n in sizes} | {first.shape[-1]: 4999}
-    if _count(args, long) <= MOST:
+    if few(_count(args, long)):
         yield "rows of 4999", _resized(args, long, generator)
 
 
