@@ -26,6 +26,7 @@ from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.spec import OpSpec
+from nxcore.trust.gate import Held
 from tests.null import fakes
 from tests.outside.arguments import odd, odd_calls
 
@@ -73,6 +74,7 @@ class Court:
         plain = (replace(b, kernels=[k for k in b.kernels if not k.variant]) for b in REAL.values())
         # Results are compared here: no audit has to.
         real = Session(Settings(policy="measure", audit=False), fakes.registry(*plain), fakes.QUICK)
+        real.gate.verify = lambda *_: Held(None)  # the kit holds these kernels to their samples
         self.ops = {b: self.session.op(name, backend=b) for b in (None, "torch", "fake")}
         self.ops |= {b: real.op(name, backend=b) for b in REAL}
 
