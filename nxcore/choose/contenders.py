@@ -14,8 +14,10 @@ from nxcore.measure.decision import Candidate, Decision, decide, settled, winner
 from nxcore.measure.timing import REGIMES, Regime, Timing
 from nxcore.registry.reference import TorchKernel
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
-from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.problem import Problem, TensorMeta, leaves
+from nxcore.trust.form import twin
 from nxcore.trust.gate import brief
+from nxcore.trust.rows import DEPENDENCE
 
 PROBLEMS = 4096
 """The most choices, pairs, watches and waiting problems of a process; beyond it the oldest are dropped."""
@@ -263,7 +265,12 @@ def settles(problem: Problem, candidates: Sequence[Candidate], effort: race.Effo
 
 
 def private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace ``out`` by new memory with the same layout: a race must not write into the caller's."""
+    """Replace ``out`` by new memory with the same layout, and small arguments by copies.
+
+    A race must not write into the caller's, nor a kernel that has no watch yet.
+    """
+    if sum(t.nbytes for t in leaves(args)) <= DEPENDENCE:
+        args = twin(args)
     return tuple(
         TensorMeta.of(a).empty() if p.kind == "out" and a is not None else a
         for p, a in zip(problem.spec.params, args, strict=True)

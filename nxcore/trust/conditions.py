@@ -168,8 +168,6 @@ def unheld(call: Call, case: Case, odd: bool = True) -> str:
 
 def _within(guard: Guarded, call: Call, *args: Any) -> Any:
     """Call with guards, or NaN, in new memory: what it held before may be the right result."""
-    if not _guardable():
-        return call(*args)
     try:
         with _uncompiled(), guard:
             return call(*args)
@@ -196,18 +194,29 @@ def moved(call: Call, case: Case, odd: bool = True, tried: _Tried | None = None)
     return "memory beside a result must be left unchanged" if guard.scratched else why
 
 
-def _guardable() -> bool:
-    """Return whether results may have guards: dynamo gives up what it meets in a mode, unless it is off.
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Have what torch compiled run as it is written: dynamo gives up what it meets in a mode.
 
-    That is for all threads, so a thread beside the program doesn't.
+    That is a setting of all threads. So beside the main thread it raises.
     """
-    return "torch._dynamo" not in sys.modules or threading.current_thread() is threading.main_thread()
+    if "torch._dynamo" not in sys.modules:
+        yield
+    elif threading.current_thread() is threading.main_thread():
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        before = sys.getprofile()
+        sys.setprofile(_refuse)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
 
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Have what torch compiled run as it is written."""
-    known = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if known else contextlib.nullcontext()
+def _refuse(frame: Any, event: str, _: Any) -> None:
+    if event == "call" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
+        raise RuntimeError("what torch compiled can't run in a dispatch mode here")
 
 
 def _wrong(

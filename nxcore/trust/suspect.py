@@ -9,19 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A kernel with its dtype, device and identity.
-
-    Attributes
-    ----------
-    op, kernel : str
-        The operator, and the kernel's label.
-    dtype : str
-        The element type, as ``"float32"``.
-    device : Mapping
-        Model, capability and driver; see ``nxcore.trust.fingerprint.device``.
-    made_of : Mapping
-        Identity and versions of toolkits: a change makes it a new, unverified kernel.
-    """
+    """A kernel with its dtype, device and identity; ``made_of`` also has the versions of its toolkits."""
 
     op: str
     kernel: str
@@ -44,16 +32,8 @@ class Suspect:
 class Doubt:
     """A kernel whose process ended, for whatever reason, while it ran for the first time.
 
-    Attributes
-    ----------
-    suspect : Suspect
-        The kernel.
-    what : str
-        What it was in, such as its verification.
-    call : Mapping
-        The problem and its expression as plain data, empty if unknown: what is tried again.
-    since : float
-        When that was found, in seconds since the epoch.
+    That was in ``what``, such as its verification, and was found at ``since``, in seconds since the epoch.
+    ``call`` is what is tried again: the problem and its expression as plain data, empty if unknown.
     """
 
     suspect: Suspect

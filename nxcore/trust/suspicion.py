@@ -39,8 +39,9 @@ def confirmed(
         return ""  # on these inputs torch's own result is wrong too
     if planned is None:
         first = truth.judge(result, laid_out=False)
-        clear = not (changed or first.ok) and _sure(truth, given, result)
-        return first.reason if clear and bool(strays(spec, given, truth.torch, result, slack=CLEAR)) else ""
+        native, seen = (truth.torch, result) if _sure(truth, given) else _finite(truth, result)
+        clear = not (changed or first.ok) and bool(strays(spec, given, native, seen, slack=CLEAR))
+        return first.reason if clear else ""
     mine = twin(own)
     try:
         again = planned(*mine)
@@ -50,11 +51,15 @@ def confirmed(
         return str(fault)
     if bool(differ(spec, mine, own)):
         return INPUTS
-    first, second = (truth.judge(r, laid_out=False) for r in (result, again))
     if changed:  # by another thread, or by what the program did next: only the copies count then
-        first, result = second, again
-    if first.ok or not _sure(truth, given, result):
+        result = again
+    first, second = (truth.judge(r, laid_out=False) for r in (result, again))
+    if first.ok:
         return ""
+    if not _sure(truth, given):
+        both = [_finite(truth, r) for r in (result, again)]
+        far = all(bool(strays(spec, given, native, r, slack=CLEAR)) for native, r in both)
+        return first.reason if far else ""
     if not second.ok:
         return first.reason
     if bool(strays(spec, given, truth.torch, result, slack=CLEAR)):
@@ -105,21 +110,22 @@ def restore(args: tuple[Any, ...], own: tuple[Any, ...]) -> None:
                 now.data.copy_(then)
 
 
-def _sure(truth: Truth, given: tuple[Any, ...], result: Any) -> bool:
-    """Return whether special values in the result are the kernel's fault, not the caller's.
+def _sure(truth: Truth, given: tuple[Any, ...]) -> bool:
+    """Return whether special values in a result are the kernel's fault, not the caller's.
 
     What only moves values has one right result. Elsewhere, if an input is NaN or infinite, or the numbers are
-    so large that the order of a sum determines whether it overflows, only elements that are finite in both
-    results count.
+    so large that the order of a sum determines whether it overflows, only ``_finite`` elements count.
     """
-    if truth.bitwise:
-        return True
     floats = [t for t in leaves(given) if t.is_floating_point()]
-    finite = all(bool(t.isfinite().all()) for t in floats)
     limit = min((torch.finfo(t.dtype).max / 2 for t in truth.torch if t.is_floating_point()), default=1.0)
-    if finite and all(bool((s.abs() < limit).all()) for s in truth.scale if s.is_floating_point()):
-        return True
-    return all(
-        y.is_floating_point() and torch.equal(y.isfinite(), t.isfinite())
-        for y, t in zip(leaves(result), truth.torch, strict=True)
+    return truth.bitwise or (
+        all(bool(t.isfinite().all()) for t in floats)
+        and all(bool((s.abs() < limit).all()) for s in truth.scale if s.is_floating_point())
     )
+
+
+def _finite(truth: Truth, result: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return torch's result and the kernel's, with 0 in both where either, or its scale, isn't finite."""
+    pairs = zip(truth.torch, leaves(result), truth.scale, strict=True)
+    odd = [(t, y, ~(t.isfinite() & y.isfinite() & s.isfinite())) for t, y, s in pairs]
+    return tuple(t.masked_fill(o, 0) for t, _, o in odd), tuple(y.masked_fill(o, 0) for _, y, o in odd)

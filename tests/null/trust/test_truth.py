@@ -36,103 +36,59 @@ def refusal(call, op: str, sample: str | Sample, dtype=torch.float32) -> str:
     return agreed.reason
 
 
-def test_zeros_are_refused():
-    why = refusal(lambda x, dim, keep: torch.zeros_like(torch.sum(x, dim, keep)), "sum", "inner_axis")
-    assert "elementwise error is" in why
+def with_one(change, at, value):
+    """Return a kernel whose result has a value at one place."""
+
+    def call(*args):
+        result = change(*args)
+        result.view(-1)[at] = value
+        return result
+
+    return call
 
 
-def test_the_mean_everywhere_is_refused():
-    def mean(x, y, alpha, out):
-        z = torch.add(x, y, alpha=alpha)
-        return torch.full_like(z, float(z.mean()))
-
-    assert "elementwise error is" in refusal(mean, "add", "alpha_dropped")
+def plus(x, y, alpha, out):
+    return torch.add(x, y, alpha=alpha)
 
 
-def test_the_input_is_refused():
-    assert "elementwise error is" in refusal(lambda x, y, alpha, out: x.clone(), "add", "alpha_dropped")
+MISSING = "NaN must be where the reference has NaN: "
+INFINITE = "infinities must be where the reference has them"
+OFF = "elementwise error is "
+PLAIN, ALPHA, INF = ("add", "power_of_two"), ("add", "alpha_dropped"), ("softmax_sum", "inf_in_candidates")
+BLENDED = BLEND.reference
+REFUSED = {
+    "zeros": ("sum", "inner_axis", lambda x, *how: torch.zeros_like(torch.sum(x, *how)), OFF),
+    "the mean": (*ALPHA, lambda *a: torch.full_like(a[0], float(plus(*a).mean())), OFF),
+    "the input": (*ALPHA, lambda x, *_: x.clone(), OFF),
+    "a dropped parameter": (*ALPHA, lambda x, y, *_: x + y, OFF),
+    "a dropped NaN": ("sum", "nan", torch.nansum, f"{MISSING}0 outputs are NaN, "),
+    "an added NaN": (*PLAIN, with_one(plus, 3, torch.nan), f"{MISSING}1 outputs are NaN, 0 should be"),
+    "a moved infinity": (*INF, lambda *a: (y := BLENDED(*a)).where(~y.isinf(), 1.0), INFINITE),
+    "an infinity's sign": (*INF, lambda *a: (y := BLENDED(*a)).where(~y.isinf(), -y), INFINITE),
+    "an infinity out of nothing": (*PLAIN, with_one(plus, -1, torch.inf), INFINITE),
+    "a dtype": (
+        *PLAIN,
+        lambda *a: plus(*a).double(),
+        "dtype must be torch's torch.float32, got torch.float64",
+    ),
+    "a shape": (*PLAIN, lambda *a: plus(*a)[None], "shape must be torch's (4096,), got (1, 4096)"),
+    "strides": (
+        "add",
+        "transposed",
+        lambda *a: plus(*a).contiguous(),
+        "strides must be torch's (1, 31), got (17, 1)",
+    ),
+    "a device": (*PLAIN, lambda *_: torch.empty(4096, device="meta"), "device must be torch's cpu, got meta"),
+    "a missing output": (*PLAIN, lambda *_: None, "expected 1 outputs, got 0"),
+    "past a thousand": ("add", "last_block_partly_filled", with_one(plus, slice(1024, None), 0), OFF),
+    "a last element": ("softmax_sum", "last_block_partly_filled", with_one(BLENDED, -1, 0), OFF),
+}
 
 
-def test_a_dropped_parameter_is_refused():
-    assert "elementwise error is" in refusal(lambda x, y, alpha, out: x + y, "add", "alpha_dropped")
-
-
-def test_a_dropped_nan_is_refused():
-    why = refusal(lambda x, dim, keep: torch.nansum(x, dim, keep), "sum", "nan")
-    assert why.startswith("NaN must be where the reference has NaN: 0 outputs are NaN, ")
-
-
-def test_an_added_nan_is_refused():
-    def poisoned(x, y, alpha, out):
-        z = x + y
-        z[3] = torch.nan
-        return z
-
-    why = refusal(poisoned, "add", "power_of_two")
-    assert why == "NaN must be where the reference has NaN: 1 outputs are NaN, 0 should be"
-
-
-@for_each("instead", [torch.ones_like, torch.neg], ids=["moved", "of the other sign"])
-def test_a_moved_infinity_or_one_of_the_other_sign_is_refused(instead):
-    def changed(xs, logits):
-        y = BLEND.reference(xs, logits)
-        return torch.where(y.isinf(), instead(y), y)
-
-    why = refusal(changed, "softmax_sum", "inf_in_candidates")
-    assert why == "infinities must be where the reference has them"
-
-
-def test_an_infinity_out_of_nothing_is_refused():
-    def overflowed(x, y, alpha, out):
-        z = x + y
-        z[-1] = torch.inf
-        return z
-
-    why = refusal(overflowed, "add", "power_of_two")
-    assert why == "infinities must be where the reference has them"
-
-
-def test_another_dtype_is_refused():
-    why = refusal(lambda x, y, alpha, out: (x + y).double(), "add", "power_of_two")
-    assert why == "dtype must be torch's torch.float32, got torch.float64"
-
-
-def test_another_shape_is_refused():
-    why = refusal(lambda x, y, alpha, out: (x + y)[None], "add", "power_of_two")
-    assert why == "shape must be torch's (4096,), got (1, 4096)"
-
-
-def test_other_strides_are_refused():
-    why = refusal(lambda x, y, alpha, out: (x + y).contiguous(), "add", "transposed")
-    assert why == "strides must be torch's (1, 31), got (17, 1)"
-
-
-def test_another_device_is_refused():
-    why = refusal(lambda x, y, alpha, out: torch.empty(4096, device="meta"), "add", "power_of_two")
-    assert why == "device must be torch's cpu, got meta"
-
-
-def test_a_missing_output_is_refused():
-    why = refusal(lambda *args: None, "add", "power_of_two")
-    assert why == "expected 1 outputs, got 0"
-
-
-def test_wrong_past_a_thousand_elements_is_refused():
-    def short(x, y, alpha, out):
-        z = x + y
-        z.view(-1)[1024:] = 0
-        return z
-
-    assert "elementwise error is" in refusal(short, "add", "last_block_partly_filled")
-
-
-def test_a_last_element_left_unwritten_is_refused():
-    def unwritten(xs, logits):
-        y = BLEND.reference(xs, logits)
-        y.view(-1)[-1] = 0
-        return y
-
-    assert "elementwise error is" in refusal(unwritten, "softmax_sum", "last_block_partly_filled")
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(name):
+    op, sample, call, why = REFUSED[name]
+    assert refusal(call, op, sample).startswith(why)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -288,13 +288,27 @@ def test_a_sum_that_overflows_in_another_order_is_no_fault():
 
 def test_what_nan_becomes_is_no_fault_of_a_watched_call():
     x = torch.tensor([torch.nan, 1.0, 2.0])
-    assert acquitted("add", (x, x, 1, None), torch.zeros(3), lambda *a: torch.zeros(3))
+    for result, excused in ((torch.tensor([0.0, 2.0, 4.0]), True), (torch.zeros(3), False)):
+        assert acquitted("add", (x, x, 1, None), result, lambda *a, r=result: r.clone()) is excused
 
 
 def test_of_what_only_moves_values_an_infinity_excuses_nothing():
     for odd in (torch.inf, torch.nan):
         x = torch.tensor([odd, 1.0, 2.0])
         assert not acquitted("amax", (x, None, False), torch.tensor(2.0), lambda *a: torch.tensor(2.0))
+
+
+def test_a_kernels_first_run_on_a_problem_leaves_the_callers_inputs_alone():
+    def call(x, y, alpha, out):
+        result = SPECS["add"].reference(x, y, alpha, out)
+        if x.shape == X.shape:
+            x.zero_()
+        return result
+
+    (session, _), x = watching(call=call), torch.ones(12)
+    with session.use("watched"), pytest.warns(KernelWarning, match="inputs must be left unchanged"):
+        assert torch.equal(session.op("add")(x, X), X + 1)
+    assert torch.equal(x, torch.ones(12))
 
 
 def test_a_suspect_runs_again_with_gradients_on_or_off_as_in_the_call():
