@@ -56,6 +56,10 @@ ADDED_FOLDERS = frozenset(
         "harnesses",
     )
 )
+ADDED_FILES = frozenset(
+    f"{folder}/lines.py"
+    for folder in ("nxcore/spec", *(f"plugins/{n}/src/nxcore_{n}" for n in ("cuda", "triton", "numba")))
+)
 ADDED_PAGES = frozenset(
     (
         "wall",
@@ -94,6 +98,7 @@ def added(path: Path) -> bool:
     return (
         name in ADDED_OPERATORS
         or name in ADDED_PAGES | ADDED_SCRIPTS
+        or path.relative_to(ROOT).as_posix() in ADDED_FILES
         or bool(ADDED_FOLDERS & set(path.relative_to(ROOT).parts))
     )
 

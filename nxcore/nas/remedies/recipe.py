@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(weights, group)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002  none is called
+    def step(self, *_: Any) -> None:  # type: ignore[override]  # no closure is called
         """Make a step; the learning rate may be a tensor, which a graph reads anew."""
         (group,) = self.param_groups
         lr, momentum = group["lr"], group["momentum"]
@@ -114,15 +114,15 @@ class Muon(torch.optim.Optimizer):
             steps: Any
             grads: Any = [p.grad for p in weights]
             if shape is None:
-                grads = torch._foreach_add(grads, weights, alpha=group["weight_decay"])  # noqa: SLF001
+                grads = torch._foreach_add(grads, weights, alpha=group["weight_decay"])
             torch._foreach_mul_(held, momentum)
             torch._foreach_add_(held, grads)
-            steps = torch._foreach_add(grads, held, alpha=momentum)  # noqa: SLF001
+            steps = torch._foreach_add(grads, held, alpha=momentum)
             if shape is not None:
                 steps = [*orthogonal(torch.stack(steps).flatten(2)).mul_(group["matrices"]).view(-1, *shape)]
-                norms = torch.stack(torch._foreach_norm(weights))  # noqa: SLF001
+                norms = torch.stack(torch._foreach_norm(weights))
                 torch._foreach_mul_(weights, [*(shape[0] ** 0.5 / norms)])
-            torch._foreach_sub_(weights, [*torch._foreach_mul(steps, lr)])  # noqa: SLF001
+            torch._foreach_sub_(weights, [*torch._foreach_mul(steps, lr)])
 
 
 def orthogonal(x: Tensor) -> Tensor:

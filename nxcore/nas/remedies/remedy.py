@@ -56,8 +56,9 @@ class Remedy:
 class WeighedCell(Cell):
     """A cell that is called with the factors of its operations, not with logits."""
 
-    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:  # noqa: ARG002  as a cell
+    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
         """Return the concatenated nodes; ``logits`` are factors, a row for each edge."""
+        del plan  # all operations run
         return self.blended(s0, s1, logits)
 
 
