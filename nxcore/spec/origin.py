@@ -18,7 +18,7 @@ FOLDERS = {
     "nxcore-native": "native",
     **{
         f"nxcore-{name}": f"plugins/{name}"
-        for name in ("cce", "cuda", "cupy", "flaggems", "jax", "numba", "triton")
+        for name in ("cce", "cuda", "cupy", "flaggems", "jax", "liger", "numba", "triton")
     },
 }
 """Distribution -> its folder in a clone."""

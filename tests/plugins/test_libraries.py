@@ -25,6 +25,8 @@ FLAGGEMS = {
     "mean": "def mean_dim(x, dim, keepdim): return x.mean(dim, keepdim)",
     "amax": "def amax(x, dim, keepdim): return x.amax(dim, keepdim)",
     "cumsum": "def cumsum(x, dim, *, dtype): return x.cumsum(dim, dtype=dtype)",
+    "softmax": "def softmax(x, dim): return x.softmax(dim)",
+    "log_softmax": "def log_softmax(x, dim): return x.log_softmax(dim)",
     "argmax": "def argmax(x, dim, keepdim): return x.argmax(dim, keepdim)",
 }
 
@@ -186,3 +188,13 @@ def test_the_loss_without_logits_passes_the_kit(cce):
     assert row.outcome == "verified", row.broken
     assert row.samples > 2
     assert any("takes no" in why for why in row.declined)
+
+
+def test_the_softmax_of_rows_passes_the_kit(installed, monkeypatch):
+    text = "def _softmax_forward(x): return x.softmax(-1), 1, 1, False"
+    installed("liger-kernel", "0.8.5", {"liger_kernel/ops/softmax.py": text})
+    monkeypatch.syspath_prepend(ROOT / "plugins" / "liger" / "src")
+    backend = importlib.import_module("nxcore_liger").nxcore_backend()
+    (row,) = examine(fakes.registry(fakes.backend("liger", *backend.kernels)), dtypes=["float32"])
+    assert row.outcome == "verified", row.broken
+    assert {"needs the last axis, got 0", "takes 1 to 5 dimensions, got 0"} <= set(row.declined)

@@ -12,12 +12,16 @@ from nxcore.plugin import FLOATS, YES, Backend, Check, Code, Problem, Verdict, f
 
 LIBRARY = foreign.Library("flag-gems", "5.0.2", needs=("sqlalchemy", "pyyaml", "packaging"))
 
+FOLDS, ROWS = ("sum", "mean", "amax", "argmax", "cumsum"), ("softmax", "log_softmax")
+
 
 def _one_axis(problem: Problem) -> Verdict:
     """Take one axis, of contiguous memory: strides are ignored by some of its kernels."""
-    x, dim = problem["x"], problem["dim"]
+    x, dim = problem.tensors[0], problem["dim"]
     if not isinstance(dim, int):
         return no(f"needs one axis, got {dim}", code=Code.ARGUMENT)
+    if problem.op in ROWS and problem["dtype"] not in (None, x.dtype):
+        return no(f"returns the dtype of its input, got {problem['dtype']}", code=Code.ARGUMENT)
     if not x.is_contiguous():
         return no(f"needs contiguous memory, got strides {x.strides}", code=Code.LAYOUT)
     return YES
@@ -27,7 +31,7 @@ accepts = LIBRARY.accepts(_one_axis, ranks=(0, 5))
 
 KERNELS = kernels(
     "nxcore_flaggems",
-    {op: {"accepts": accepts, "target": f"calls:{op}"} for op in ("sum", "mean", "amax", "argmax", "cumsum")},
+    {op: {"accepts": accepts, "target": f"calls:{op}"} for op in (*FOLDS, *ROWS)},
     dtypes=FLOATS,
 )
 

@@ -30,6 +30,20 @@ def cumsum(problem: Problem) -> Plan:
     return LIBRARY.plan(problem, "flag_gems.ops.cumsum:cumsum", _scan)
 
 
+def _rows(function: Plan, x: Tensor, dim: int, dtype: Any) -> Any:
+    return function(x, dim)
+
+
+def softmax(problem: Problem) -> Plan:
+    """Plan ``softmax``."""
+    return LIBRARY.plan(problem, "flag_gems.ops.softmax:softmax", _rows)
+
+
+def log_softmax(problem: Problem) -> Plan:
+    """Plan ``log_softmax``."""
+    return LIBRARY.plan(problem, "flag_gems.ops.log_softmax:log_softmax", _rows)
+
+
 def sum(problem: Problem) -> Plan:
     """Plan ``sum_dim``."""
     return LIBRARY.plan(problem, "flag_gems.ops.sum:sum_dim", _axes)
