@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nxcore.nas.data import Data
 
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
+COMPARED = "compare.html"
 USUAL: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": [], "set": []}
 """The options of a new search that aren't the preset's."""
 SHARE = 0.25
@@ -195,18 +196,13 @@ def images(asked: dict[str, Any], device: str | None) -> tuple[Data, torch.devic
 def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
     """Return the result of a search, and write it and its pictures into the folder."""
     from nxcore.cli import render
-    from nxcore.errors import InvalidInputError
     from nxcore.nas.checkpoint import CHECKPOINT, METRICS
-    from nxcore.nas.picture import curve_html, genotype_svg
+    from nxcore.nas.picture import curve_svg, genotype_svg, page
 
     history = trainer.history
     (folder / PICTURE).write_text(genotype_svg(trainer.genotype), encoding="utf-8")
-    files = [PICTURE, METRICS, CHECKPOINT, RESULT]
-    try:
-        (folder / CURVE).write_text(curve_html(history), encoding="utf-8")
-        files.insert(1, CURVE)
-    except InvalidInputError as error:
-        render.error(str(error))
+    files = [PICTURE, CURVE, METRICS, CHECKPOINT, RESULT]
+    (folder / CURVE).write_text(page("Architecture search", curve_svg(history)), encoding="utf-8")
     found = {
         "phase": trainer.phase,
         "genotype": trainer.genotype._asdict(),
@@ -219,6 +215,20 @@ def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
     }
     (folder / RESULT).write_text(render.dumps(found), encoding="utf-8")
     return found
+
+
+def compare(folder: Path) -> None:
+    """Show the searches below a folder, and write a page of them there."""
+    from nxcore.cli import render
+    from nxcore.nas import runs
+
+    found = runs.searches(folder, ASKED)
+    shown = render.table(*runs.COLUMNS, right=runs.COLUMNS[3:])
+    for run in found:
+        shown.add_row(*run.row)
+    render.show(shown)
+    (folder / COMPARED).write_text(runs.compared(found), encoding="utf-8")
+    render.console().print(f"written: {folder / COMPARED}", markup=False, soft_wrap=True)
 
 
 def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool) -> bool:
@@ -322,6 +332,9 @@ def search(
         Path | None, typer.Option("--output", "-o", help="A new folder.", show_default="search")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the search in this folder.")] = None,
+    compared: Annotated[
+        Path | None, typer.Option("--compare", help="Show the searches in this folder, and write a page.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Search an architecture on images (DARTS), then train it.
@@ -334,6 +347,9 @@ def search(
     from nxcore.cli import epochs as shown
     from nxcore.cli import render
 
+    if compared is not None:
+        compare(compared)
+        return
     asked = {
         "data": str(Path(data).absolute()) if data and Path(data).is_dir() else data,
         "root": None if root is None else str(root.absolute()),

@@ -103,23 +103,9 @@ def edge_of(
     *,
     written: bool = False,
 ) -> Edge:
-    """Run the operations of an edge.
+    """Run the operations of an edge, which ``mixed`` holds, on ``x``, but those whose results are ``known``.
 
-    Parameters
-    ----------
-    mixed : Module
-        The module that holds them.
-    operations : sequence of Module
-    known : sequence of (Tensor or None)
-        Results that were computed before; None for the operations that are to run.
-    x : Tensor
-        The argument of these.
-    weights : Tensor
-        One for each operation.
-    ends : mapping of Module to Module
-        The norm of each operation that ends with one.
-    written : bool
-        Whether an operation writes into ``x``.
+    ``ends`` has the norm of each operation that ends with one; ``written``: an operation writes into ``x``.
     """
     own = [op for op, output in zip(operations, known, strict=True) if output is None]
     norms = {} if written else _norms(mixed, own, ends)

@@ -49,16 +49,10 @@ def twin_of(module: nn.Module, device: torch.device | None = None) -> nn.Module:
 
 
 def difference(twin: nn.Module, own: Call, ours: Call, given: Any) -> str | None:
-    """Return how ``ours`` differs from ``own``; empty if it does not, None if ``own`` raises.
+    """Return how ``ours`` differs from a module's ``own`` code; empty if it does not, None if that raises.
 
-    Parameters
-    ----------
-    twin : torch.nn.Module
-        A copy of the module in float64; its buffers are as before afterwards.
-    own, ours : callable
-        Called with the module and arguments. The first is the module's own code.
-    given : tuple
-        Arguments and named arguments.
+    Both are called with ``twin``, a copy of it in float64 whose buffers are as before afterwards, and with
+    the ``given`` arguments and named arguments.
     """
     with aside(twin):
         state = hosts()

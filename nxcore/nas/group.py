@@ -203,21 +203,9 @@ def outputs(
 ) -> dict[nn.Module, Given]:
     """Return the results of those operations on ``x`` that are computed together with those of other edges.
 
-    Parameters
-    ----------
-    ops : iterable of Module
-        The operations of an edge that are to run.
-    x : Tensor
-        The state that they read: the same tensor for all edges that leave it.
-    raw : callable, optional
-        Whether the last norm of an operation is left to the edge's sum. None leaves none.
-    wide : bool
-        Whether results are float32 under autocast, as the edge's sum takes them.
-
-    Returns
-    -------
-    dict of Module to Given
-        The others run by themselves.
+    The others run by themselves. All edges that leave a state read the same tensor. ``raw`` says whether the
+    last norm of an operation is left to the edge's sum, ``wide`` whether results are float32 under autocast,
+    as it takes them.
     """
     scope = None if torch.compiler.is_compiling() else SCOPE.get()
     if scope is None or not scope.notes or type(x) not in PLAIN or not torch.is_grad_enabled():

@@ -51,19 +51,9 @@ class Outcome(NamedTuple):
 
 
 def convolved(convolutions: Sequence[Convolution], eps: float) -> Outcome | None:
-    """Return the results of convolutions after a ReLU each, by one call; None if no kernel was chosen.
+    """Return the results, of one shape, of convolutions after a ReLU each; None if no kernel was chosen.
 
-    Parameters
-    ----------
-    convolutions : sequence of Convolution
-        Their results have one shape.
-    eps : float
-        Of the norms.
-
-    Raises
-    ------
-    InvalidInputError
-        If the operator doesn't take them.
+    One call makes all; it raises ``InvalidInputError`` if the operator doesn't take them.
     """
     xs = [c.x for c in convolutions]
     dws, pws = ([c.weights[i] for c in convolutions] for i in (0, 1))

@@ -1,21 +1,31 @@
-"""Pictures of a search's result: the genotype as SVG, the learning curve as a plotly page.
+"""Pictures of a search's result as SVG: the genotype, a row of nodes with arcs, and the learning curve.
 
-The genotype is drawn by hand, as a row of nodes with arcs: graphviz needs a program that pip does not
-install, and matplotlib would be a dependency for this picture alone.
+They are drawn by hand: graphviz needs a program that pip does not install, and matplotlib or plotly would be
+dependencies for these alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Gene, Genotype
 
 APART, RISE, RADIUS, MARGIN = 150, 44, 17, 70
 COLOURS = {"sep": "#1a7f4b", "dil": "#b35900", "max": "#1f5fbf", "avg": "#1f5fbf", "skip": "#666666"}
 OTHER = "#7a3fa0"
+LINES = {"training": "#1f5fbf", "validation": "#b35900", "held out": "#1a7f4b", "entropy": "#7a3fa0"}
+PANELS = {
+    "accuracy": {
+        "training": "accuracy",
+        "validation": "validation_accuracy",
+        "held out": "held_out_accuracy",
+    },
+    "loss, nats": {"training": "loss", "validation": "validation_loss", "held out": "held_out_loss"},
+    "entropy, nats": {"entropy": "entropy"},
+}
 
 
 def genotype_svg(genotype: Genotype) -> str:
@@ -39,68 +49,45 @@ def genotype_svg(genotype: Genotype) -> str:
     return ET.tostring(picture, encoding="unicode") + "\n"
 
 
-def curve_html(history: Sequence[Mapping[str, Any]]) -> str:
-    """Return accuracy, loss and entropy over the epochs as a self-contained HTML page.
-
-    Parameters
-    ----------
-    history : sequence of mapping
-        Rows of ``Trainer.history``.
-
-    Raises
-    ------
-    InvalidInputError
-        If plotly is not installed.
-    """
-    try:
-        from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise InvalidInputError(
-            "the learning curve needs plotly: pip install plotly", argument="history"
-        ) from error
-    shown = {
-        1: (
-            ("training", "accuracy"),
-            ("validation", "validation_accuracy"),
-            ("held out", "held_out_accuracy"),
-        ),
-        2: (("training", "loss"), ("validation", "validation_loss"), ("held out", "held_out_loss")),
-        3: (("entropy", "entropy"),),
-    }
-    figure = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.04, row_heights=[0.45, 0.35, 0.2])
-    colours = {"training": "#1f5fbf", "validation": "#b35900", "held out": "#1a7f4b", "entropy": "#7a3fa0"}
-    for place, lines in shown.items():
-        for name, key in lines:
-            points = [(x, row[key]) for x, row in enumerate(history, 1) if key in row]
-            figure.add_scatter(
-                x=[x for x, _ in points],
-                y=[y for _, y in points],
-                name=name,
-                legendgroup=name,
-                showlegend=place != 2,
-                line={"color": colours[name]},
-                row=place,
-                col=1,
-            )
-    begun = [x for x, row in enumerate(history, 1) if x == 1 or row["phase"] != history[x - 2]["phase"]]
-    for nth, x in enumerate(begun):
-        figure.add_vline(x=x - 0.5, line={"color": "#999999", "dash": "dot"})
-        # Each label one line higher: a phase may be shorter than its name.
-        at = {
-            "x": x - 0.5,
-            "xanchor": "left",
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "yshift": 14 * nth,
+def curve_svg(history: Sequence[Mapping[str, Any]]) -> str:
+    """Return accuracy, loss and entropy over the epochs of ``Trainer.history`` as one SVG."""
+    wide, high, apart = 640, 150, 30
+    picture = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", width=str(wide + 190))
+    picture.set("height", str(3 * (high + apart) + apart))
+    picture.set("font-family", "sans-serif")
+    picture.set("font-size", "12")
+    step = wide / max(1, len(history) - 1)
+    for place, (title, lines) in enumerate(PANELS.items()):
+        top = apart + place * (high + apart)
+        drawn = {
+            name: [(x, row[key]) for x, row in enumerate(history) if row.get(key) is not None]
+            for name, key in lines.items()
         }
-        figure.add_annotation(text=history[x - 1]["phase"], showarrow=False, **at)
-    for place, title in ((1, "accuracy"), (2, "loss, nats"), (3, "entropy, nats")):
-        figure.update_yaxes(title_text=title, row=place, col=1)
-    figure.update_xaxes(title_text="epoch", row=3, col=1)
-    figure.update_layout(template="plotly_white", title="Architecture search", height=800)
-    page: str = figure.to_html(include_plotlyjs=True)
-    return page
+        known = [y for points in drawn.values() for _, y in points]
+        least, most = (min(known), max(known)) if known else (0, 1)
+        _text(picture, 0, top - 6, f"{title}, {least:.4g} to {most:.4g}", "black")
+        box = {"x": 0, "y": top, "width": wide, "height": high, "fill": "none", "stroke": "#bbbbbb"}
+        ET.SubElement(picture, "rect", {k: str(v) for k, v in box.items()})
+        for nth, (name, points) in enumerate(drawn.items()):
+            if points:
+                places = (
+                    f"{x * step:.1f},{top + high * (most - y) / (most - least or 1):.1f}" for x, y in points
+                )
+                line = {"points": " ".join(places), "fill": "none", "stroke": LINES[name]}
+                ET.SubElement(picture, "polyline", line)
+                at = wide + 10, top + 14 + 16 * nth
+                _text(picture, *at, f"{name} {points[-1][1]:.4g}", LINES[name])
+    for x, row in enumerate(history):
+        if not x or row["phase"] != history[x - 1]["phase"]:
+            _text(picture, x * step, 3 * (high + apart) + 14, row["phase"], "#666666")
+    return ET.tostring(picture, encoding="unicode") + "\n"
+
+
+def page(title: str, *parts: str) -> str:
+    """Return a page of HTML that needs nothing else."""
+    head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+    style = "body{font-family:sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
+    return "\n".join((head, f"<style>{style}</style>", f"<h1>{escape(title)}</h1>", *parts, "</html>\n"))
 
 
 def _cell(picture: ET.Element, title: str, genes: Sequence[Gene], concat: Sequence[int], top: int) -> int:

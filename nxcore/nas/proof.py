@@ -21,25 +21,11 @@ IMAGE = ("x",)
 
 
 def sums(module: nn.Module, holder: nn.Module, length: int, reads: Reads, *, listed: bool = False) -> None:
-    """Show that a mixed operation returns the weighted sum of its operations.
+    """Show that a mixed operation returns the weighted sum of its operations, which ``holder`` has.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Its ``forward`` takes an image and weights.
-    holder : torch.nn.Module
-        The list or dictionary of its operations.
-    length : int
-        The number of weights. The first ones are the operations'.
-    reads : Reads
-        Gets what its code reads.
-    listed : bool
-        Whether the weights are in a list, in place of a vector.
-
-    Raises
-    ------
-    Unclear
-        If it may return or do anything else.
+    Its ``forward`` takes an image and weights, so many as ``length``: a vector, or a list if ``listed``. The
+    first ones are the operations'. ``reads`` gets what its code reads. ``Unclear`` is raised if it may do
+    more.
     """
     own = dict.fromkeys(holder.children())
     weights = [("weight", i) for i in range(length)]
@@ -74,22 +60,9 @@ def zeros(op: nn.Module) -> Reads | None:
 
 
 def layers(op: nn.Module, held: Sequence[nn.Module], wanted: Form, reads: Reads) -> None:
-    """Show that an operation computes a form.
+    """Show that an operation computes a form, with the numbers of its layers, ``held``, as places.
 
-    Parameters
-    ----------
-    op : torch.nn.Module
-    held : sequence of torch.nn.Module
-        Its layers.
-    wanted : tuple
-        The form, with the layers' numbers as places.
-    reads : Reads
-        Gets what its code reads.
-
-    Raises
-    ------
-    Unclear
-        If it may compute or do anything else.
+    ``reads`` gets what its code reads. ``Unclear`` is raised if it may compute or do anything else.
     """
     own = {id(layer): i for i, layer in enumerate(held)}
     places = {tuple(name.split(".")): own[id(m)] for name, m in op.named_modules() if id(m) in own}

@@ -41,7 +41,6 @@ def run(*words, status=0):
 
 
 def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path, trainer_has):
-    pytest.importorskip("plotly", reason="an extra")
     straight, halted = tmp_path / "straight", tmp_path / "halted"
     text = run("-o", straight, "--seed", 3)
     assert re.search(r"warm-up 1/3, .*\nsearch 2/3, .* validation .*\nsearch 3/3, .*\nretraining 1/1, ", text)
@@ -205,16 +204,19 @@ def test_a_genotype_is_drawn_with_every_operation_once():
     assert all(0 < float(y) < float(root.get("height")) for _, y in labels)
 
 
-def test_a_curve_has_every_phases_figures():
-    pytest.importorskip("plotly", reason="an extra")
-    page = picture.curve_html(list(Trainer(images(), LEAST).run()))
-    drawn = page.rpartition("Plotly.newPlot")[2]
-    assert all(f'"name":"{name}"' in drawn for name in ("training", "validation", "held out", "entropy"))
-    assert all(f'"text":"{phase}"' in drawn for phase in ("warm-up", "search", "retraining"))
-    assert "http" not in drawn.replace("https://plot.ly", ""), "it needs no network"
-
-
-def test_without_plotly_the_curve_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
-    with pytest.raises(InvalidInputError, match="pip install plotly"):
-        picture.curve_html([])
+def test_searches_are_compared_on_one_page(tmp_path):
+    found, straight = (tmp_path / name for name in ("found", "straight"))
+    run("-o", found, "--seed", 3, "--remedy", "skip_decay")
+    run("-o", straight, "--retrain-epochs", 0)
+    text = run("--compare", tmp_path)
+    assert re.search(r"found +skip_decay +retraining +4 +\d +[\d.]+% ", text)
+    assert re.search(r"straight +none +search +3 +\d", text)
+    html = (tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert html.count("<svg") == 4
+    assert "http" not in html.replace("http://www.w3.org/2000/svg", ""), "it needs no network"
+    assert all(f">{phase}<" in html for phase in ("warm-up", "search", "retraining"))
+    assert all(f">{line} " in html for line in ("training", "validation", "held out", "entropy"))
+    for part in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(part)
+    with pytest.raises(InvalidInputError, match="compare must be a folder with searches in it"):
+        run("--compare", tmp_path / "nowhere")
