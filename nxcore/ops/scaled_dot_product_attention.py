@@ -10,7 +10,6 @@ arXiv:2307.08691. Where a gradient is needed, torch's own function serves.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -94,9 +93,14 @@ def reference(
     )
 
 
+def _kernel(name: str) -> Any:
+    """Return one of torch's kernels, of which none has a public name."""
+    return getattr(torch.ops.aten, f"_scaled_dot_product_{name}")
+
+
 def _way(name: str, doc: str) -> Callable[..., Tensor]:
     """Return one of torch's kernels for CUDA as a function of the operator's arguments."""
-    kernel = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention")
+    kernel = _kernel(f"{name}_attention")
     # Those with a mask take it, and whether to return the sums of the softmax, before the dropout.
     settings: tuple[Any, ...] = (0.0,) if name == "flash" else (None, False, 0.0)
 
@@ -119,9 +123,8 @@ by_cudnn = _way("cudnn", "The kernel of cuDNN, as torch has it.")
 def by_math(*args: Any) -> Tensor:
     """Two products and a softmax."""
     query, key, value, mask, _, is_causal, scale, gqa = args
-    kernel = operator.attrgetter("_scaled_dot_product_attention_math")(torch.ops.aten)
-    settings = mask, 0.0, is_causal, None
-    found: Tensor = kernel(query, key, value, *settings, scale=scale, enable_gqa=gqa)[0]
+    given = query, key, value, mask, 0.0, is_causal, None
+    found: Tensor = _kernel("attention_math")(*given, scale=scale, enable_gqa=gqa)[0]
     return found
 
 
