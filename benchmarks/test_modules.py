@@ -54,6 +54,8 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "Conv2d, depthwise, bias": depthwise,
     "Conv2d": lambda: nn.Conv2d(4, 4, 1),
     "BatchNorm2d": lambda: nn.BatchNorm2d(4),
+    "Softmax": lambda: nn.Softmax(1),
+    "LogSoftmax": lambda: nn.LogSoftmax(1),
     **ACTIVATIONS,
     "Sequential": lambda: nn.Sequential(
         nn.ReLU(), depthwise(bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)

@@ -53,6 +53,8 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] =
     "AdaptiveMaxPool2d": (lambda: nn.AdaptiveMaxPool2d(1), lambda n: image(n, 64)),
     "Conv2d": (lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16), image),
     "BatchNorm2d": (lambda: nn.BatchNorm2d(16), image),
+    "Softmax": (lambda: nn.Softmax(1), image),
+    "LogSoftmax": (lambda: nn.LogSoftmax(1), image),
     "Sequential": (
         lambda: nn.Sequential(
             nn.ReLU(),

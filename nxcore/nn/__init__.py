@@ -30,6 +30,7 @@ from nxcore.nn.modules import (
     SoftmaxSum,
 )
 from nxcore.nn.sequential import Sequential
+from nxcore.nn.softmaxes import LogSoftmax, Softmax
 from nxcore.nn.swap import Swap, accelerate, restore
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "LeakyReLU",
+    "LogSoftmax",
     "MaxPool2d",
     "Mish",
     "Part",
@@ -50,6 +52,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "Softmax",
     "SoftmaxSum",
     "Softplus",
     "Swap",

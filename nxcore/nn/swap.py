@@ -30,6 +30,7 @@ from nxcore.nn.prepare import shown
 from nxcore.nn.programs import program_for
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.served import Served, give_back, look
+from nxcore.nn.softmaxes import LogSoftmax, Softmax
 from nxcore.program.compilers.beside import checked
 
 OURS: dict[type[nn.Module], Any] = {
@@ -40,6 +41,8 @@ OURS: dict[type[nn.Module], Any] = {
     nn.Conv2d: Conv2d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.Sequential: Sequential,
+    nn.Softmax: Softmax,
+    nn.LogSoftmax: LogSoftmax,
 }
 OURS |= {ours.__bases__[0]: ours for ours in activations.FUNCTIONS if ours in RESTING}
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}

@@ -18,6 +18,8 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
     "AdaptiveMaxPool2d": ("global_max_pool2d", "global_max_pool2d_with_offsets"),
     "Conv2d": ("depthwise_conv2d",),
     "BatchNorm2d": ("batch_norm",),
+    "Softmax": ("softmax",),
+    "LogSoftmax": ("log_softmax",),
 }
 """A class -> its operator, and the one that runs where a gradient is needed.
 

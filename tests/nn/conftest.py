@@ -9,7 +9,7 @@ import torch
 
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
-from nxcore.nn import activations, modules, sequential, whole
+from nxcore.nn import activations, modules, sequential, softmaxes, whole
 from nxcore.session import Session
 from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
@@ -41,8 +41,10 @@ def serve_by(
     """Have a session's operators serve the modules, by one backend if it is named."""
     for name in names:
         monkeypatch.setattr(modules, f"_{name}", session.op(name, backend=backend))
-    for name, op in (("_sep_conv2d", "sep_conv2d"), ("_block", "sep_conv2d_batch_norm")):
-        monkeypatch.setattr(sequential, name, session.op(op, backend=backend))
+    others = {"_sep_conv2d": (sequential, "sep_conv2d"), "_block": (sequential, "sep_conv2d_batch_norm")}
+    others |= {f"_{name}": (softmaxes, name) for name in ("softmax", "log_softmax")}
+    for name, (module, op) in others.items():
+        monkeypatch.setattr(module, name, session.op(op, backend=backend))
 
 
 ACTIVATED = [name for name in ACTIVATIONS if not name.endswith("_mul")]

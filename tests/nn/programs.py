@@ -24,6 +24,8 @@ MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
     nn.AdaptiveMaxPool2d: lambda: nn.AdaptiveMaxPool2d(1),
     nn.Conv2d: lambda: nn.Conv2d(4, 4, 3, groups=4),
     nn.BatchNorm2d: lambda: nn.BatchNorm2d(4),
+    nn.Softmax: lambda: nn.Softmax(1),
+    nn.LogSoftmax: lambda: nn.LogSoftmax(1),
     nn.Sequential: lambda: nn.Sequential(nn.BatchNorm2d(4), nn.SiLU()),
 }
 """Class -> makes a module that an operator can serve, for images of four channels; others take nothing."""

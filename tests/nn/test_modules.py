@@ -30,6 +30,8 @@ MAKE = {
     "adaptive_max_pool": lambda of: of.AdaptiveMaxPool2d(1),
     "adaptive_max_pool_of_many": lambda of: of.AdaptiveMaxPool2d(2),
     "adaptive_max_pool_indices": lambda of: of.AdaptiveMaxPool2d(1, return_indices=True),
+    "softmax": lambda of: of.Softmax(1),
+    "log_softmax": lambda of: of.LogSoftmax(-1),
     "conv": lambda of: of.Conv2d(4, 4, 3, groups=4, bias=False),
     "conv_bias": lambda of: of.Conv2d(4, 4, (3, 5), stride=(1, 2), padding=(1, 2), groups=4),
     "conv_same": lambda of: of.Conv2d(4, 4, 4, padding="same", dilation=2, groups=4),
@@ -56,7 +58,7 @@ MAKE = {
 OURS = [
     *("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"),
     *("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "Sigmoid", "SiLU"),
-    *("Softplus", "Tanh"),
+    *("Softplus", "Tanh", "Softmax", "LogSoftmax"),
 ]
 
 

@@ -35,6 +35,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "AdaptiveMaxPool2d": lambda: nn.AdaptiveMaxPool2d(1),
     "Conv2d": depthwise,
     "BatchNorm2d": lambda: nn.BatchNorm2d(4),
+    "Softmax": lambda: nn.Softmax(1),
     "Sequential": lambda: nn.Sequential(
         nn.ReLU(), depthwise(bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
     ),

@@ -83,6 +83,7 @@ MODELS = {
         [nn.SiLU(), nn.Mish(), nn.Sigmoid(), nn.Tanh(), nn.Hardsigmoid(), nn.ReLU()],
         ["silu", "mish", "sigmoid", "tanh", "hardsigmoid", "relu"],
     ),
+    "softmaxes": ([nn.Softmax(1), nn.LogSoftmax(-1)], ["softmax", "log_softmax"]),
     "a block": (separable(), ["sep_conv2d_batch_norm"]),
     "what torch alone does": ([nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2)], []),
 }
