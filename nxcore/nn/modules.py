@@ -39,25 +39,14 @@ class MaxPool2d(nn.MaxPool2d, Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return the largest element of each window; with ``return_indices``, also its position."""
-        dilation = self.dilation
+        window = self.kernel_size, self.stride, self.padding, self.dilation
         # A dilated window may lie off the image, where torch's own backward writes outside its memory.
-        if dilation not in (1, (1, 1)) and not torch.compiler.is_exporting():
-            window = self.kernel_size, self.stride, self.padding, dilation
+        if window[3] not in (1, (1, 1)) and not torch.compiler.is_exporting():
             try:
                 return _max_pool2d(input, *window, self.ceil_mode, self.return_indices)
             except InvalidInputError:
                 return nn.MaxPool2d.forward(self, input)  # raises torch's own message
-        found = by_kernel(
-            self,
-            _max_pool2d,
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            dilation,
-            self.ceil_mode,
-            self.return_indices,
-        )
+        found = by_kernel(self, _max_pool2d, input, *window, self.ceil_mode, self.return_indices)
         return nn.MaxPool2d.forward(self, input) if found is None else found
 
 
@@ -72,17 +61,9 @@ class AvgPool2d(nn.AvgPool2d, Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each window."""
-        found: Tensor | None = by_kernel(
-            self,
-            _avg_pool2d,
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
+        window = self.kernel_size, self.stride, self.padding, self.ceil_mode
+        how = self.count_include_pad, self.divisor_override
+        found: Tensor | None = by_kernel(self, _avg_pool2d, input, *window, *how)
         return nn.AvgPool2d.forward(self, input) if found is None else found
 
 
