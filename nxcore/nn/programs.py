@@ -34,7 +34,7 @@ from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.front import Graph, Program, programmed
 from nxcore.program.memory import leave, spare
 from nxcore.program.names import Names
-from nxcore.program.replay import Replay, State, unfit
+from nxcore.program.replay import Replay, State, ranks, unfit
 from nxcore.session import default
 
 MET = 2
@@ -54,6 +54,9 @@ CONFIG = {
 """Settings of dynamo's under which graphs are made: hooks that a module gets later are seen, and the graph of
 a model within ``DistributedDataParallel`` is whole.
 """
+
+SHARDED = {"FSDPModule", "FullyShardedDataParallel"}
+"""Classes of torch's whose modules hold a part of each parameter."""
 
 IN_VAIN = 16
 """Calls in a row without a graph after which no further one is looked for."""
@@ -144,6 +147,8 @@ class ModelProgram:
         """Whether its calls run or replay, and why."""
         if self.refusal:
             return f"runs: {self.refusal}"
+        if not self._programs and ranks() > 1:
+            return "runs: of several ranks each gives gradients away before its backward pass ends"
         if not self._programs:
             return f"runs: calls so far: {self._calls}"
         return (
@@ -258,6 +263,8 @@ class ModelProgram:
             self._tracing = 0
         if not self._programs:
             self.end("dynamo has made no graph of it")
+        elif all(program.why for program in self._programs):
+            self.end(self._programs[0].why)
         return result
 
     def _kept(self, entries: Sequence[Any]) -> list[bool]:
@@ -363,6 +370,8 @@ def program_for(model: nn.Module, entrants: Sequence[str] = ()) -> ModelProgram 
     for name, module in model.named_modules():
         if vars(module).get("_compiled_call_impl") is not None or isinstance(module, torch.jit.ScriptModule):
             return f"{name or 'it'} is compiled"
+        if any(cls.__name__ in SHARDED for cls in type(module).__mro__):
+            return f"{name or 'it'} is sharded: its parameters come and go within a call"
     return ModelProgram(model, recorder_for, entrants)
 
 

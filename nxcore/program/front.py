@@ -205,12 +205,21 @@ def refusal(graph: fx.GraphModule, device: torch.device) -> str:
         for node in module.graph.nodes:
             if getattr(node.target, "__name__", "") in STATES:
                 return f"its code calls {node.target.__name__}"
+            if str(node.target) == "tag_activation_checkpoint" and (name := _unlike(module, node)):
+                return f"its checkpoint would run {name} twice, with other numbers or one count more"
             if "c10d" in str(node.target):
                 return f"its code exchanges tensors with other ranks, by {node.target}"
             for tensor in pytree.tree_leaves(node.meta.get("example_value")):
                 if isinstance(tensor, Tensor) and tensor.device.type != device.type:
                     return f"{node.name} is computed on {tensor.device.type!r}"
     return ""
+
+
+def _unlike(graph: fx.GraphModule, node: fx.Node) -> str:
+    """Return what a checkpoint's second run does in torch's graph alone; empty if it is as in a call."""
+    inside: Any = getattr(graph, str(getattr(node.args[0], "target", "")))
+    found = [getattr(each.target, "__name__", str(each.target)) for each in inside.graph.nodes]
+    return next((name for name in found if "dropout" in name or name in ("batch_norm", "add_")), "")
 
 
 def _stays(value: Any) -> bool:

@@ -67,3 +67,18 @@ def test_a_model_that_is_not_replayed_says_why(tape):
 
 def test_any_other_model_has_none():
     assert nxcore.status(nn.Sequential(nn.Linear(2, 2))).to_dict()["parts"] == []
+
+
+FSDPModule = type("FSDPModule", (nn.Linear,), {})
+
+
+def test_a_model_with_sharded_layers_says_why_it_is_not_replayed(tape):
+    swap = nxcore.accelerate(nn.Sequential(FSDPModule(2, 2)))
+    assert swap.replays == "are not replayed: 0 is sharded: its parameters come and go within a call"
+
+
+def test_a_model_of_several_ranks_says_why_it_is_not_replayed(tape, programs_has):
+    ours, plain = two()
+    programs_has(ranks=lambda: 2, unfit=lambda: True)
+    agree(ours, plain, CALLS)
+    assert nxcore.status(ours).parts[0].why.startswith("of several ranks each gives gradients away")
