@@ -66,8 +66,11 @@ OPS = (
 )
 VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
-TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
-"""What has no kernel yet: torch alone computes it."""
+TORCHS = (
+    *("amax_backward", "amin_backward", "max_backward", "min_backward"),
+    *("linear_cross_entropy", "scaled_dot_product_attention"),
+)
+"""What no plugin that is broken here has a kernel of: torch, or a library, computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
     "triton": (*COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
