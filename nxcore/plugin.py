@@ -41,7 +41,7 @@ from nxcore.spec.kernel import (
 from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
 from nxcore.spec.libraries import Library
-from nxcore.spec.lines import Lines, one_axis
+from nxcore.spec.lines import Lines, last_axes, one_axis
 from nxcore.spec.needs import Need, Place, at_most, either, few_channels, merged, needs
 from nxcore.spec.planning import host, hosted
 from nxcore.spec.precision import allowing, in_force
@@ -140,6 +140,7 @@ __all__ = [
     "keep_compiled",
     "kernels",
     "laid_out",
+    "last_axes",
     "memory_format",
     "merged",
     "needs",

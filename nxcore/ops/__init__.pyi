@@ -338,6 +338,17 @@ class _ScaledDotProductAttention(Operator):
 
 scaled_dot_product_attention: _ScaledDotProductAttention
 
+class _RmsNorm(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor: ...
+
+rms_norm: _RmsNorm
+
 class _SepConv2d(Operator):
     def __call__(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.softmax import along, apart, backward_spec_of, differentiated, spec_of
+from nxcore.ops.softmax import along, apart, backward_spec_of, differentiated, rounded, spec_of
 
 
 def reference(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -41,7 +41,7 @@ def reference(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     >>> nxcore.ops.log_softmax(torch.zeros(4), 0)
     tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
-    return torch.log_softmax(x, dim, dtype=dtype)
+    return rounded(torch.log_softmax, x, dim, dtype)
 
 
 def magnitude(x: Tensor, dim: int, dtype: Any) -> Tensor:

@@ -63,6 +63,15 @@ class Lines:
         """Describe the tensors of a call along its ``dim``: the result, then the arguments."""
         return cls.of((problem["dim"],), problem.outputs, *problem.tensors)
 
+    @classmethod
+    def rows(cls, problem: Problem) -> Lines | None:
+        """Describe the tensors of a call along its ``normalized_shape``: the result, then the arguments."""
+        shape = problem["x"].shape
+        axes = range(len(shape) - len(problem["normalized_shape"]), len(shape))
+        made = problem.outputs[0] if isinstance(problem.outputs, tuple) else problem.outputs
+        given = _whole(problem)
+        return cls.of(axes, made or TensorMeta.row_major(shape, given[0].dtype, problem.device), *given)
+
     def vectors(self, width: int) -> bool:
         """Return whether lines are whole vectors of ``width`` elements, and begin where vectors do."""
         return self.length % width == 0 and all(
@@ -74,6 +83,12 @@ def _collapsed(
     shape: tuple[int, ...], dims: Sequence[int], strides: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     return collapse([shape[d] for d in dims], *([s[d] for d in dims] for s in strides))
+
+
+def _whole(problem: Problem) -> list[TensorMeta]:
+    """Return the arguments that have the shape of the lines."""
+    named = zip(problem.spec.params, problem.args, strict=True)
+    return [value for param, value in named if param.name in ("grad", "x")]
 
 
 def one_axis(problem: Problem) -> Verdict:
@@ -90,5 +105,18 @@ def one_axis(problem: Problem) -> Verdict:
     if Lines.along(problem) is None:
         shown = ", ".join(str(meta.strides) for meta in problem.tensors)
         why = f"needs at most {KEPT} dimensions after merging beside the axis, got strides {shown}"
+        return no(why, code=Code.LAYOUT)
+    return YES
+
+
+def last_axes(problem: Problem) -> Verdict:
+    """Take a call along its last dimensions: tensors that are lines of one dtype, and a dense weight."""
+    weight, given = problem["weight"], [meta.dtype for meta in _whole(problem)]
+    if len(set(given)) > 1:
+        return no(f"needs tensors of one dtype beside the weight, got {given}", code=Code.DTYPE)
+    if weight is not None and not weight.is_contiguous():
+        return no(f"needs a weight without gaps, got strides {weight.strides}", code=Code.LAYOUT)
+    if Lines.rows(problem) is None:
+        why = f"needs at most {KEPT} dimensions after merging beside the rows, got {problem['x'].strides}"
         return no(why, code=Code.LAYOUT)
     return YES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile.mutations import AXIS, AXIS_BACK, BITS, MASK, NAN, STRIDE, TOP, Edit, Mutation, one
+from tests.hostile.mutations import AXIS, AXIS_BACK, BITS, LAST, MASK, NAN, STRIDE, TOP, Edit, Mutation, one
 from tests.hostile.of_cuda import MISALIGNED, half
 from tests.hostile.of_numba import ROUND
 from tests.hostile.of_triton import HALF
@@ -10,10 +10,23 @@ from tests.hostile.of_triton import HALF
 ALL = (*AXIS, *AXIS_BACK)
 """What is computed along one axis."""
 
+EVERY = (*ALL, *LAST)
+
 REASSOC = '@threads.jit(fastmath={"contract", "reassoc"})\n'
 
 CUDA = (
-    one(MASK, "lines.cuh", ALL, "own_line(l.lanes) < l.count ? l.length : 0", "l.length"),
+    Mutation(
+        BITS,
+        "norms.cu",
+        LAST,
+        tuple(
+            Edit(f"of_line(squares, {lanes}, Add())", half(f"of_line(squares, {lanes}, Add())"))
+            for lanes in ("a.l.lanes", "lanes")
+        ),
+        likely="large_values",
+        why="squares are beyond the largest float16",
+    ),
+    one(MASK, "lines.cuh", EVERY, "return line < l.count ? l.length : 0;", "return l.length;"),
     one(
         BITS,
         "softmaxes.cu",
@@ -26,7 +39,7 @@ CUDA = (
     Mutation(
         STRIDE,
         "lines.cuh",
-        ALL,
+        EVERY,
         (
             Edit("one[0] = line[i * entry]", "one[0] = line[i]"),
             Edit("line[i * entry] = values", "line[i] = values"),
@@ -52,7 +65,15 @@ CUDA = (
 )
 
 TRITON = (
-    one(MASK, "lines.py", ALL, "line < count", "line <= count"),
+    Mutation(
+        BITS,
+        "norms.py",
+        LAST,
+        tuple(Edit(f"tl.sum({v} * {v}, 1)", f"tl.sum({v} * {v}, 1){HALF}") for v in ("found", "v")),
+        likely="large_values",
+        why="squares are beyond the largest float16",
+    ),
+    one(MASK, "lines.py", EVERY, "line < count", "line <= count"),
     Mutation(
         BITS,
         "softmaxes.py",
@@ -64,7 +85,7 @@ TRITON = (
         ),
         likely="longer",
     ),
-    Mutation(STRIDE, "lines.py", ALL, (Edit("column[None, :] * entry", "column[None, :]", 2),)),
+    Mutation(STRIDE, "lines.py", EVERY, (Edit("column[None, :] * entry", "column[None, :]", 2),)),
     Mutation(
         TOP,
         "softmaxes.py",
@@ -84,6 +105,32 @@ TRITON = (
 )
 
 NUMBA = (
+    one(MASK, "norms.py", LAST, "found.length, table_of", "found.length + 1, table_of"),
+    Mutation(
+        BITS,
+        "norms.py",
+        LAST,
+        (
+            Edit(REASSOC + "def product(", "@threads.jit\ndef product("),
+            *(
+                Edit(f"{line}\n", f"{line}\n            {ROUND.format('total')}\n")
+                for line in (
+                    "total += load(g, at + i, token) * load(x, place + i, token)",
+                    "total += load(g, at + i, token) * load(x, place + i, token) * load(w, first + i, kind)",
+                )
+            ),
+        ),
+        likely="no_weight",
+    ),
+    Mutation(
+        STRIDE,
+        "norms.py",
+        LAST,
+        (
+            Edit("start(table, 0, line, inner), table[1, 2]", "start(table, 0, line, inner), table[0, 2]"),
+            Edit("step, pace = table[1, 2], table[2, 2]", "step, pace = table[1, 2], table[0, 2]"),
+        ),
+    ),
     one(MASK, "softmaxes.py", ALL, "found.length, log,", "found.length + 1, log,"),
     Mutation(
         BITS,

@@ -36,6 +36,7 @@ IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 SCANS = ("cumsum", "cumsum_backward")
 AXIS, AXIS_BACK = ("softmax", "log_softmax"), ("softmax_backward", "log_softmax_backward")
+LAST = ("rms_norm", "rms_norm_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS, *FOREACH)
@@ -60,6 +61,7 @@ OPS = (
     *SCANS,
     *AXIS,
     *AXIS_BACK,
+    *LAST,
     *SEPARABLE,
     *NORMS,
     *NORM_SUMS,
@@ -91,6 +93,7 @@ NOT_IN = {
         *SCANS,
         *AXIS,
         *AXIS_BACK,
+        *LAST,
         *NORMS,
         *BLOCKS,
     ),
@@ -186,6 +189,7 @@ NONE_SUCH = {
             *GLOBAL_BACK,
             *SCANS,
             *AXIS_BACK,
+            *LAST,
             *NORMS,
             *NORM_SUMS,
             "depthwise_conv2d",

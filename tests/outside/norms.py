@@ -75,6 +75,24 @@ def log_softmax_backward(draw: Draw, most: int) -> tuple[Any, ...]:
 
 
 @strategy
+def rms_norm(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Rows of any layout, with a weight of any dtype or without."""
+    x = tensor(draw, draw(shapes(most, 1, 4)), draw(dtypes()), ("normal", "nan"))
+    size = tuple(x.shape[-draw(st.integers(1, x.ndim)) :])
+    weight = tensor(draw, size, draw(dtypes()), ("normal",)) if draw(st.booleans()) else None
+    return x, size, weight, draw(st.sampled_from([1e-6, 0.5]))
+
+
+@strategy
+def rms_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients."""
+    x, size, weight, eps = draw(rms_norm(most))
+    mask = draw(st.tuples(st.booleans(), st.booleans()).filter(any))
+    mask = (mask[0] or weight is None, mask[1])
+    return tensor(draw, tuple(x.shape), x.dtype, ("normal",)), x, size, weight, eps, mask
+
+
+@strategy
 def batch_norm_sum(draw: Draw, most: int) -> tuple[Any, ...]:
     """Images of one layout or of several, some of them normalised; weights of any sign."""
     count = draw(st.sampled_from([1, 2, 3, 5, 8]))

@@ -139,6 +139,10 @@ def _along(x: Tensor, dim: Any = None, dtype: Any = None) -> tuple[Any, ...]:
     return x, dim, dtype
 
 
+def _last(x: Tensor, size: Any, weight: Any = None, eps: Any = None) -> tuple[Any, ...]:
+    return x, tuple(size), weight, torch.finfo(torch.float32).eps if eps is None else eps
+
+
 def _one(x: Tensor) -> tuple[Any, ...]:
     return x, None
 
@@ -193,6 +197,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.conv2d": ("depthwise_conv2d", _depthwise_conv2d),
     "cumsum": ("cumsum", lambda x, dim, dtype=None: (x, dim, dtype)),
     "softmax": ("softmax", _along),
+    "nn.functional.rms_norm": ("rms_norm", _last),
     "log_softmax": ("log_softmax", _along),
     **ACTIVATIONS,
 }

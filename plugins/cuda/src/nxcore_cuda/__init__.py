@@ -103,6 +103,8 @@ KERNELS = kernels(
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
+        "rms_norm": {"accepts": accepts.last, "target": "norms:plan"},
+        "rms_norm_backward": {"accepts": accepts.last, "target": "norms:plan_backward"},
         **{
             f"{op}{back}": {"accepts": accepts.axis, "target": "softmaxes:plan"}
             for op in ("softmax", "log_softmax")

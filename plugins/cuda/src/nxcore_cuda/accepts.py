@@ -24,6 +24,7 @@ from nxcore.plugin import (
     collapse,
     few_channels,
     fits,
+    last_axes,
     merged,
     needs,
     no,
@@ -313,6 +314,7 @@ convolutions = takes(
 )
 rows = takes(rows=LONGEST, one_gradient=True)
 axis = takes(one_axis)
+last = takes(last_axes)
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),
     channels=MAX_RANK,

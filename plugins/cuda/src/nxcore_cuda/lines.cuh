@@ -23,18 +23,17 @@ __device__ __forceinline__ long long own_line(int lanes) {
   return (long long)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
 }
 
-// Where this thread's line of a tensor begins.
+// Where a line of a tensor begins.
 template <typename T, int TENSORS>
-__device__ __forceinline__ T* line_of(const void* data, const lines<TENSORS>& l, int which) {
-  const long long line = own_line(l.lanes);
+__device__ __forceinline__ T* line_of(const void* data, const lines<TENSORS>& l, long long line, int which) {
   const long long at = line / l.inner * l.outer[which] + line % l.inner * l.within[which];
   return const_cast<T*>(static_cast<const T*>(data)) + at;
 }
 
-// How many of the line's vectors there are for this thread: none past the last line.
+// How many vectors a line has: none past the last one.
 template <int TENSORS>
-__device__ __forceinline__ long long own_length(const lines<TENSORS>& l) {
-  return own_line(l.lanes) < l.count ? l.length : 0;
+__device__ __forceinline__ long long length_of(const lines<TENSORS>& l, long long line) {
+  return line < l.count ? l.length : 0;
 }
 
 template <int V, typename T>
@@ -66,8 +65,9 @@ struct Kept {
   int held;
 
   template <int TENSORS>
-  __device__ __forceinline__ Kept(const void* data, const lines<TENSORS>& l, int which, void* room)
-      : line(line_of<const T>(data, l, which)),
+  __device__ __forceinline__ Kept(const void* data, const lines<TENSORS>& l, long long line_number, int which,
+                                   void* room)
+      : line(line_of<const T>(data, l, line_number, which)),
         entry(l.entry[which]),
         shared(static_cast<Vector<T, V>*>(room)),
         held(l.held) {}
@@ -89,8 +89,8 @@ constexpr int IN_FLIGHT = 4;  // vectors that a thread waits for at once
 
 // Calls use(k, i, vector...) for each of this thread's vectors, read from memory and kept.
 template <int TENSORS, typename Use, typename A>
-__device__ __forceinline__ void each_read(const lines<TENSORS>& l, Use use, const A& a) {
-  const long long n = own_length(l);
+__device__ __forceinline__ void each_read(const lines<TENSORS>& l, long long line, Use use, const A& a) {
+  const long long n = length_of(l, line);
   int k = 0;
   for (long long i = own_lane(l.lanes); i < n; i += (long long)IN_FLIGHT * l.lanes, k += IN_FLIGHT) {
     decltype(a.read(0)) found[IN_FLIGHT];
@@ -107,8 +107,8 @@ __device__ __forceinline__ void each_read(const lines<TENSORS>& l, Use use, cons
 }
 
 template <int TENSORS, typename Use, typename A, typename B>
-__device__ __forceinline__ void each_read(const lines<TENSORS>& l, Use use, const A& a, const B& b) {
-  const long long n = own_length(l);
+__device__ __forceinline__ void each_read(const lines<TENSORS>& l, long long line, Use use, const A& a, const B& b) {
+  const long long n = length_of(l, line);
   int k = 0;
   constexpr int STEPS = IN_FLIGHT / 2;
   for (long long i = own_lane(l.lanes); i < n; i += (long long)STEPS * l.lanes, k += STEPS) {
@@ -132,8 +132,8 @@ __device__ __forceinline__ void each_read(const lines<TENSORS>& l, Use use, cons
 
 // Calls use(k, i) for each of this thread's vectors: its k-th is the line's i-th.
 template <int TENSORS, typename Use>
-__device__ __forceinline__ void each_own(const lines<TENSORS>& l, Use use) {
-  const long long n = own_length(l);
+__device__ __forceinline__ void each_own(const lines<TENSORS>& l, long long line, Use use) {
+  const long long n = length_of(l, line);
   int k = 0;
   for (long long i = own_lane(l.lanes); i < n; i += l.lanes, ++k) use(k, i);
 }

@@ -12,11 +12,13 @@ from nxcore_cuda.layout import VECTOR
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 
-__all__ = ["MOST", "VECTOR", "launch", "threads_of"]
+__all__ = ["MOST", "VECTOR", "WARP", "groups", "launch", "threads_of"]
 
 WARP, MOST = 32, 1024
 EACH = 4
 """Vectors of a line for each of its threads, where there are threads enough."""
+
+MOST_BLOCKS = 2**31 - 1
 
 SMALL = 128
 """Threads of a block of several lines."""
@@ -41,6 +43,23 @@ def threads_of(vectors: int) -> tuple[int, int]:
     return lanes, max(lanes, SMALL) if lanes <= WARP else lanes
 
 
+def _threads(found: Lines, wide: int) -> tuple[int, int]:
+    return threads_of(found.length // wide if found.vectors(wide) else found.length)
+
+
+def blocks(found: Lines, wide: int, most: int = 0) -> int:
+    """Return the blocks of a launch on lines, of ``wide`` elements a vector where they can be read so."""
+    lanes, threads = _threads(found, wide)
+    return min(-(-found.count * lanes // threads), most or MOST_BLOCKS)
+
+
+def groups(found: Lines, dtype: torch.dtype, most: int) -> int:
+    """Return how many groups of threads have lines of their own."""
+    wide = VECTOR // dtype.itemsize
+    lanes, threads = _threads(found, wide)
+    return blocks(found, wide, most) * (threads // lanes)
+
+
 def launch(
     instance: Callable[[int], Instance],
     device: torch.device,
@@ -49,8 +68,11 @@ def launch(
     metas: Sequence[TensorMeta],
     *,
     kept: int,
+    pointers: int = 0,
     head: str = "",
     values: tuple[Any, ...] = (),
+    most: int = 0,
+    summed: bool = False,
 ) -> Launcher:
     """Return the launch of a kernel on lines, by vectors where all tensors lie so.
 
@@ -66,25 +88,32 @@ def launch(
         Those tensors.
     kept : int
         How many of them, the first ones, are kept in shared memory.
+    pointers : int
+        Pointers of the kernel's struct, where these are more than the tensors.
     head, values
         What lies between the pointers and the lines in the kernel's struct.
+    most : int
+        The most blocks, where they step through the lines.
+    summed : bool
+        Whether threads keep a float32 sum for each entry too.
     """
     size = max(meta.element_size() for meta in metas)
     room, wide = memory(device) - SPARE, VECTOR // size
+    lanes, threads = _threads(found, wide)
+    grid = blocks(found, wide, most)
 
     def launched(width: int) -> Launcher:
         vectors = found.length // width
-        lanes, threads = threads_of(vectors)
-        each = sum(meta.element_size() for meta in metas[:kept]) * width * threads
+        each = (sum(meta.element_size() for meta in metas[:kept]) + 4 * summed) * width * threads
         held = min(-(-vectors // lanes), room // each)
         of_lines = (found.count, found.inner, *(step[k] for k in range(3) for step in steps))
         return Launch(
             instance(width),
             device,
-            -(-found.count * lanes // threads),
+            grid,
             threads,
             shared=held * each,
-            pointers=len(metas),
+            pointers=pointers or len(metas),
             layout=f"{head}{3 + 3 * len(steps)}q2i",
             values=(*values, *of_lines, vectors, lanes, held),
         )

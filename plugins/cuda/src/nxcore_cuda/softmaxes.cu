@@ -11,16 +11,25 @@ struct softmaxes_args {
   lines<2> l;
 };
 
-// exp(x): the hardware's, right to two units in the last place.
-__device__ __forceinline__ float power(float x) { return exp2f(x * LOG2E); }
+// exp(x): the hardware's, right to two units in the last place; what is subnormal is 0.
+__device__ __forceinline__ float power(float x) {
+#ifdef NXCORE_EMULATOR
+  return exp2f(x * LOG2E);
+#else
+  float found;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x * LOG2E));
+  return found;
+#endif
+}
 
 template <typename T, typename O, int V, bool LOG>
 __device__ __forceinline__ void softmaxes(const softmaxes_args& a) {
-  const Kept<T, V> x(a.x, a.l, 0, dynamic_shared<char>());
+  const long long line = own_line(a.l.lanes);
+  const Kept<T, V> x(a.x, a.l, line, 0, dynamic_shared<char>());
   // Of what this thread has seen: the largest, and the sum of exponentials of distances from it.
   float top = minus_infinity(), total = 0.0f;
   each_read(
-      a.l,
+      a.l, line,
       [&](const Vector<T, V>& v) {
         float above = top;
 #pragma unroll
@@ -36,8 +45,8 @@ __device__ __forceinline__ void softmaxes(const softmaxes_args& a) {
   total *= top == minus_infinity() && total == 0.0f ? 0.0f : power(top - all);
   total = of_line(total, a.l.lanes, Add());
   const float scale = LOG ? logf(total) : 1.0f / total;
-  O* y = line_of<O>(a.y, a.l, 1);
-  each_own(a.l, [&](int k, long long i) {
+  O* y = line_of<O>(a.y, a.l, line, 1);
+  each_own(a.l, line, [&](int k, long long i) {
     const Vector<T, V> v = x.again(k, i);
     Vector<O, V> made;
 #pragma unroll
@@ -58,19 +67,20 @@ struct softmaxes_backward_args {
 
 template <typename T, typename O, int V, bool LOG>
 __device__ __forceinline__ void softmaxes_backward(const softmaxes_backward_args& a) {
-  const Kept<T, V> grad(a.grad, a.l, 0, dynamic_shared<char>());
-  const Kept<T, V> y(a.y, a.l, 1, grad.end());
+  const long long line = own_line(a.l.lanes);
+  const Kept<T, V> grad(a.grad, a.l, line, 0, dynamic_shared<char>());
+  const Kept<T, V> y(a.y, a.l, line, 1, grad.end());
   float total = 0.0f;
   each_read(
-      a.l,
+      a.l, line,
       [&](const Vector<T, V>& g, const Vector<T, V>& v) {
 #pragma unroll
         for (int e = 0; e < V; ++e) total += LOG ? widen(g[e]) : widen(g[e]) * widen(v[e]);
       },
       grad, y);
   total = of_line(total, a.l.lanes, Add());
-  O* out = line_of<O>(a.out, a.l, 2);
-  each_own(a.l, [&](int k, long long i) {
+  O* out = line_of<O>(a.out, a.l, line, 2);
+  each_own(a.l, line, [&](int k, long long i) {
     const Vector<T, V> g = grad.again(k, i), v = y.again(k, i);
     Vector<O, V> made;
 #pragma unroll

@@ -23,6 +23,7 @@ from nxcore.plugin import (
     at_most,
     few_channels,
     fits,
+    last_axes,
     needs,
     no,
     one_axis,
@@ -127,6 +128,7 @@ CPU = _table(_on_cpu, at_most(dims.DIMS, "dimensions that can't be merged", _dim
     "convolution": _on_cpu(few_channels(CHANNELS, TAPS)),
     "filters": _on_cpu(),
     "axis": _on_cpu(one_axis),
+    "last": _on_cpu(last_axes),
     "rows": _on_cpu(rows=math.inf, one_gradient=True),
     "norm": _on_cpu(channels=dims.KINDS),
 }
@@ -177,6 +179,7 @@ FAMILIES = {
     "filters": ("depthwise_conv2d", "depthwise_conv2d_backward"),
     "convolution": ("conv2d", "conv2d_backward"),
     "axis": tuple(f"{op}{back}" for op in ("softmax", "log_softmax") for back in ("", "_backward")),
+    "last": ("rms_norm", "rms_norm_backward"),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }
@@ -188,6 +191,8 @@ TARGETS = {
     "mean": "sum:plan",
     **dict.fromkeys(FAMILIES["folds"], "fold:plan"),
     **dict.fromkeys(FAMILIES["axis"], "softmaxes:plan"),
+    "rms_norm": "norms:plan",
+    "rms_norm_backward": "norms:plan_backward",
     "add_backward": "add:plan_backward",
     "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
     "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",

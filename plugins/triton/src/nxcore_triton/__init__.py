@@ -123,6 +123,8 @@ KERNELS = kernels(
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         **{op: {"accepts": accepts.axis, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
+        "rms_norm": {"accepts": accepts.last, "target": "norms:plan"},
+        "rms_norm_backward": {"accepts": accepts.last, "target": "norms:plan_backward"},
         **{
             f"{op}{back}": {"accepts": accepts.axis, "target": "softmaxes:plan"}
             for op in ("softmax", "log_softmax")

@@ -19,6 +19,7 @@ from nxcore.plugin import (
     collapse,
     few_channels,
     fits,
+    last_axes,
     merged,
     needs,
     no,
@@ -99,6 +100,7 @@ sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
 axis = takes(one_axis)
+last = takes(last_axes)
 norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
     at_most(2**30 - 1, "values of a channel", lambda problem: problem["x"].numel() // problem["x"].shape[1]),

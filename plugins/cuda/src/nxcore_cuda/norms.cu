@@ -1,0 +1,147 @@
+// rms_norm of lines, and its gradients: one pass over memory, the rest over what is kept.
+#pragma once
+
+#include "lines.cuh"
+#include "reduce.cuh"
+
+template <int V>
+__device__ __forceinline__ Vector<float, V> factor(const void* weight, int kind, long long i) {
+  Vector<float, V> found;
+#pragma unroll
+  for (int e = 0; e < V; ++e) found[e] = weight ? read(weight, kind, i * V + e) : 1.0f;
+  return found;
+}
+
+struct norms_args {
+  const void* x;
+  const void* weight;  // or null
+  void* y;
+  float eps;
+  int kind;  // of the weight
+  lines<2> l;
+};
+
+template <typename T, int V>
+__device__ __forceinline__ void norms(const norms_args& a) {
+  const long long line = own_line(a.l.lanes);
+  const Kept<T, V> x(a.x, a.l, line, 0, dynamic_shared<char>());
+  float squares = 0.0f;
+  each_read(
+      a.l, line,
+      [&](const Vector<T, V>& v) {
+#pragma unroll
+        for (int e = 0; e < V; ++e) squares += widen(v[e]) * widen(v[e]);
+      },
+      x);
+  squares = of_line(squares, a.l.lanes, Add());
+  const float scale = 1.0f / sqrtf(squares / (float)(a.l.length * V) + a.eps);
+  T* y = line_of<T>(a.y, a.l, line, 1);
+  each_own(a.l, line, [&](int k, long long i) {
+    const Vector<T, V> v = x.again(k, i);
+    const Vector<float, V> w = factor<V>(a.weight, a.kind, i);
+    Vector<T, V> made;
+#pragma unroll
+    for (int e = 0; e < V; ++e) made[e] = narrow<T>(widen(v[e]) * scale * w[e]);
+    store_entries<V>(y, i, a.l.entry[1], made);
+  });
+}
+
+struct norms_backward_args {
+  const void* grad;
+  const void* x;
+  const void* weight;  // or null
+  void* out;           // or null
+  float* parts;        // or null: a row of sums for each group of threads that shares a line
+  float eps;
+  int kind;
+  lines<3> l;
+};
+
+// Blocks step through the lines. Each thread has the same columns in all of them, and adds these up by itself.
+template <typename T, int V>
+__device__ __forceinline__ void norms_backward(const norms_backward_args& a) {
+  const int lanes = a.l.lanes, groups = blockDim.x / lanes;
+  float* own = a.parts ? a.parts + ((long long)blockIdx.x * groups + threadIdx.x / lanes) * a.l.length * V : nullptr;
+  Vector<float, V>* sums = nullptr;  // of the vectors that are kept, in shared memory behind them
+  for (long long first = (long long)blockIdx.x * groups; first < a.l.count; first += (long long)gridDim.x * groups) {
+    const long long line = first + threadIdx.x / lanes;
+    const bool begins = first == (long long)blockIdx.x * groups;
+    const Kept<T, V> grad(a.grad, a.l, line, 0, dynamic_shared<char>());
+    const Kept<T, V> x(a.x, a.l, line, 1, grad.end());
+    sums = static_cast<Vector<float, V>*>(x.end());
+    float squares = 0.0f, products = 0.0f;
+    long long at = own_lane(lanes);
+    each_read(
+        a.l, line,
+        [&](const Vector<T, V>& g, const Vector<T, V>& v) {
+          const Vector<float, V> w = factor<V>(a.weight, a.kind, at);
+#pragma unroll
+          for (int e = 0; e < V; ++e) {
+            squares += widen(v[e]) * widen(v[e]);
+            products += widen(g[e]) * w[e] * widen(v[e]);
+          }
+          at += lanes;
+        },
+        grad, x);
+    squares = of_line(squares, lanes, Add());
+    products = of_line(products, lanes, Add());
+    const float count = (float)(a.l.length * V), scale = 1.0f / sqrtf(squares / count + a.eps);
+    const float slope = products / count * scale * scale;
+    T* out = a.out ? line_of<T>(a.out, a.l, line, 2) : nullptr;
+    each_own(a.l, line, [&](int k, long long i) {
+      const Vector<T, V> g = grad.again(k, i), v = x.again(k, i);
+      if (out) {
+        const Vector<float, V> w = factor<V>(a.weight, a.kind, i);
+        Vector<T, V> made;
+#pragma unroll
+        for (int e = 0; e < V; ++e) made[e] = narrow<T>(scale * (widen(g[e]) * w[e] - widen(v[e]) * slope));
+        store_entries<V>(out, i, a.l.entry[2], made);
+      }
+      if (own) {
+        Vector<float, V>& kept = sums[(long long)k * blockDim.x + threadIdx.x];
+        const bool shared = k < a.l.held;
+        Vector<float, V> total;
+#pragma unroll
+        for (int e = 0; e < V; ++e)
+          total[e] = (begins ? 0.0f : shared ? kept[e] : own[i * V + e]) + widen(g[e]) * widen(v[e]) * scale;
+        if (shared) {
+          kept = total;
+        } else {
+#pragma unroll
+          for (int e = 0; e < V; ++e) own[i * V + e] = total[e];
+        }
+      }
+    });
+  }
+  if (!own) return;
+  const bool had = (long long)blockIdx.x * groups + threadIdx.x / lanes < a.l.count;
+  int k = 0;
+  for (long long i = own_lane(lanes); i < a.l.length; i += lanes, ++k) {
+    if (had && k >= a.l.held) continue;
+#pragma unroll
+    for (int e = 0; e < V; ++e) own[i * V + e] = had ? sums[(long long)k * blockDim.x + threadIdx.x][e] : 0.0f;
+  }
+}
+
+struct norms_fold_args {
+  const float* parts;
+  void* out;
+  long long rows, columns;
+  int kind;
+};
+
+// The sums of the columns of the parts, in one fixed order: 32 columns a block, a warp for some of the rows.
+__device__ __forceinline__ void norms_fold(const norms_fold_args& a) {
+  const long long column = (long long)blockIdx.x * WARP + threadIdx.x % WARP;
+  float total = 0.0f;
+  if (column < a.columns) {
+#pragma unroll 8
+    for (long long row = threadIdx.x / WARP; row < a.rows; row += blockDim.x / WARP)
+      total += a.parts[row * a.columns + column];
+  }
+  float one[1] = {total};
+  sum_columns(one, WARP, dynamic_shared<float>(), [&](int place, float sum) {
+    const long long at = (long long)blockIdx.x * WARP + place;
+    if (at < a.columns) write(a.out, a.kind, at, sum);
+  });
+}
