@@ -322,6 +322,17 @@ class _Relu(Operator):
 
 relu: _Relu
 
+class _RmsNorm(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor: ...
+
+rms_norm: _RmsNorm
+
 class _ScaledDotProductAttention(Operator):
     def __call__(
         self,
@@ -337,17 +348,6 @@ class _ScaledDotProductAttention(Operator):
     ) -> Tensor: ...
 
 scaled_dot_product_attention: _ScaledDotProductAttention
-
-class _RmsNorm(Operator):
-    def __call__(
-        self,
-        x: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        eps: float | None = None,
-    ) -> Tensor: ...
-
-rms_norm: _RmsNorm
 
 class _SepConv2d(Operator):
     def __call__(

@@ -145,7 +145,7 @@ def magnitude(x: Tensor, normalized_shape: Any, weight: Any, eps: Any) -> Tensor
 def terms(x: Any, normalized_shape: Any, *rest: Any) -> int:
     """Return the number of entries of a row, or of rows, which is larger."""
     length = math.prod(normalized_shape)
-    return max(length, x.numel() // max(length, 1))
+    return int(max(length, x.numel() // max(length, 1)))
 
 
 def _backward(
