@@ -81,7 +81,7 @@ def spacing(x: Any) -> float | None:
 
 
 SPACING = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
-"""What is added to the mean by default, by the dtype of the computation."""
+"""The default of eps by the dtype of the computation."""
 
 
 def check(x: Any, normalized_shape: Any, weight: Any, eps: Any) -> None:

@@ -110,7 +110,12 @@ def one_axis(problem: Problem) -> Verdict:
 
 
 def last_axes(problem: Problem) -> Verdict:
-    """Take a call along its last dimensions: tensors that are lines of one dtype, and a dense weight."""
+    """Take a call along its last dimensions: tensors that are lines of one dtype, and a dense weight.
+
+    >>> spec = nxcore.ops.rms_norm.spec
+    >>> bool(last_axes(Problem.of(spec, spec.bind(torch.ones(2, 3), (3,)))))
+    True
+    """
     weight, given = problem["weight"], [meta.dtype for meta in _whole(problem)]
     if len(set(given)) > 1:
         return no(f"needs tensors of one dtype beside the weight, got {given}", code=Code.DTYPE)
