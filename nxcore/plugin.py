@@ -50,6 +50,7 @@ from nxcore.spec.process import preserved
 from nxcore.spec.product import Product
 from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec.sample import DEGENERATE, ErrorCase, Layout, Sample, Sketch, rand
+from nxcore.spec.scatters import summed_rows
 from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, OpSpec, Param, Parts, Way
 from nxcore.spec.sums import sums_of
 from nxcore.spec.turned import turned_windows
@@ -168,6 +169,7 @@ __all__ = [
     "simulated",
     "spelled",
     "summed_dims",
+    "summed_rows",
     "sums_of",
     "toolkit_folder",
     "turned_windows",

@@ -31,7 +31,7 @@ ADDED_OPERATORS = {
     "argsort",
     "index_add",
     "segment_reduce",
-    "embedding_dense_backward",
+    "embedding_dense",
     "scaled_dot_product_attention",
     "rope",
     "silu_mul",

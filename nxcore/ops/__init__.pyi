@@ -126,6 +126,18 @@ class _Elu(Operator):
 
 elu: _Elu
 
+class _EmbeddingDenseBackward(Operator):
+    def __call__(
+        self,
+        grad_output: Tensor,
+        indices: Tensor,
+        num_weights: int,
+        padding_idx: int,
+        scale_grad_by_freq: bool,
+    ) -> Tensor: ...
+
+embedding_dense_backward: _EmbeddingDenseBackward
+
 class _Entropy(Operator):
     def __call__(self, logits: Tensor) -> Tensor: ...
 
@@ -217,6 +229,11 @@ class _Hardswish(Operator):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
 
 hardswish: _Hardswish
+
+class _IndexAdd(Operator):
+    def __call__(self, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor: ...
+
+index_add: _IndexAdd
 
 class _LeakyRelu(Operator):
     def __call__(self, x: Tensor, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor: ...

@@ -37,6 +37,7 @@ ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backwar
 SCANS = ("cumsum", "cumsum_backward")
 AXIS, AXIS_BACK = ("softmax", "log_softmax"), ("softmax_backward", "log_softmax_backward")
 LAST = ("rms_norm", "rms_norm_backward")
+SCATTERS = ("index_add", "embedding_dense_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS, *FOREACH)
@@ -62,6 +63,7 @@ OPS = (
     *AXIS,
     *AXIS_BACK,
     *LAST,
+    *SCATTERS,
     *SEPARABLE,
     *NORMS,
     *NORM_SUMS,
@@ -70,13 +72,16 @@ VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_po
 """What has no kernel: its results are views."""
 TORCHS = (
     *("amax_backward", "amin_backward", "max_backward", "min_backward"),
-    *("linear_cross_entropy", "scaled_dot_product_attention"),
+    *("linear_cross_entropy", "scaled_dot_product_attention", "index_add_backward"),
 )
 """What no plugin that is broken here has a kernel of: torch, or a library, computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
-    "triton": (*COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
-    "numba": (*ON_GPUS, *SCANS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
+    "triton": (*SCATTERS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
+    "numba": (
+        *(*ON_GPUS, *SCANS, *SCATTERS, *COLUMNS, *POINTS, *POINTS_BACK),
+        *(*NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
+    ),
     "numba-cuda": (
         *ON_GPUS,
         *DIRECT,
@@ -94,6 +99,7 @@ NOT_IN = {
         *AXIS,
         *AXIS_BACK,
         *LAST,
+        *SCATTERS,
         *NORMS,
         *BLOCKS,
     ),
@@ -190,6 +196,7 @@ NONE_SUCH = {
             *SCANS,
             *AXIS_BACK,
             *LAST,
+            *SCATTERS,
             *NORMS,
             *NORM_SUMS,
             "depthwise_conv2d",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, MASK, SCANS, STRIDE, Edit, Mutation, one
+from tests.hostile.mutations import BITS, MASK, SCANS, SCATTERS, STRIDE, Edit, Mutation, one
 from tests.hostile.of_cuda import half
 from tests.hostile.of_triton import HALF
 
@@ -26,6 +26,15 @@ CUDA = (
         ),
     ),
     one(STRIDE, "scans.cu", SCANS, "line % a.inner * a.within[which]", "line % a.inner * a.outer[which]"),
+    one(MASK, "scatters.cu", SCATTERS, "if (first + u < last) {", "if (true) {", count=2),
+    one(
+        BITS,
+        "scatters.cu",
+        SCATTERS,
+        "sums[e] += widen(found[u][e]);",
+        f"sums[e] = {half('sums[e] + widen(found[u][e])')};",
+    ),
+    one(STRIDE, "scatters.cu", SCATTERS, "row * a.columns * V)", "row * V)"),
 )
 
 TRITON = (

@@ -195,6 +195,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.adaptive_max_pool2d": ("global_max_pool2d", _global_max_pool2d),
     "nn.functional.batch_norm": ("batch_norm", _batch_norm),
     "nn.functional.conv2d": ("depthwise_conv2d", _depthwise_conv2d),
+    "index_add": ("index_add", lambda x, dim, index, source, alpha=1: (x, dim, index, source, alpha)),
     "cumsum": ("cumsum", lambda x, dim, dtype=None: (x, dim, dtype)),
     "softmax": ("softmax", _along),
     "nn.functional.rms_norm": ("rms_norm", _last),

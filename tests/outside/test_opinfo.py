@@ -28,6 +28,7 @@ LEAST = {
     "global_max_pool2d": 40,
     "hardsigmoid": 60,
     "hardswish": 10,
+    "index_add": 4,
     "leaky_relu": 20,
     "log_softmax": 10,
     "matmul": 30,

@@ -84,6 +84,7 @@ def grown(spec):
     return lambda i: sample.shaped((first + i, *(n + 2 * i for n in rest))).build(spec, "cpu", torch.float32)
 
 
+ROWS = torch.tensor([1, 3, 1])
 SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
     "add": lambda i: (torch.randn(4 + i, 3 + 2 * i), torch.randn(3 + 2 * i)),
     "avg_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
@@ -118,6 +119,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
         *(1, 1, 1, True, torch.randn(3), torch.randn(3)),
     ),
     "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
+    "index_add": lambda i: (torch.randn(4 + i, 3 + 2 * i), 0, ROWS, torch.randn(3, 3 + 2 * i)),
     # From what isn't worth asking whether its gradient is wanted to what is.
     "weighted_sum": lambda i: ([torch.randn(2 + i, 20_000 * (i + 1)) for _ in range(3)], torch.randn(3)),
     "rms_norm": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,), torch.randn(3 + 2 * i)),

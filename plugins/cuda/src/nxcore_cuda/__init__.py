@@ -47,6 +47,9 @@ EVERY = {
     "announces": True,
 }
 
+SUMMED = {"accepts": accepts.summed, "replay": ""}
+"""Of kernels that sort too: torch's sort is no launch that is repeated."""
+
 KERNELS = kernels(
     "nxcore_cuda",
     {
@@ -102,6 +105,8 @@ KERNELS = kernels(
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
+        "index_add": {**SUMMED, "target": "scatters:plan_add"},
+        "embedding_dense_backward": {**SUMMED, "target": "scatters:plan_embedding"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
         "rms_norm": {"accepts": accepts.last, "target": "norms:plan"},
         "rms_norm_backward": {"accepts": accepts.last, "target": "norms:plan_backward"},
@@ -122,6 +127,14 @@ KERNELS = kernels(
     },
     **EVERY,
 )
+
+FAST = kernels(
+    "nxcore_cuda",
+    {"index_add": {**SUMMED, "target": "scatters:plan_add_fast"}},
+    variant="fast",
+    **EVERY | {"dtypes": (torch.float32,), "deterministic": False},
+)
+"""Kernels that add up in any order."""
 
 SPLIT = kernels(
     "nxcore_cuda",
@@ -164,7 +177,7 @@ def nxcore_backend() -> Backend:
     return Backend(
         "cuda",
         probe,
-        (*KERNELS, *SPLIT),
+        (*KERNELS, *FAST, *SPLIT),
         api=API,
         toolkit=compiler,
         runtime=RUNTIME,

@@ -31,6 +31,7 @@ from nxcore.plugin import (
     one_axis,
     overlaps,
     simulated,
+    summed_rows,
 )
 from nxcore_cuda import direct, direct_filters, separable
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient, part
@@ -315,6 +316,7 @@ convolutions = takes(
 rows = takes(rows=LONGEST, one_gradient=True)
 axis = takes(one_axis)
 last = takes(last_axes)
+summed = takes(summed_rows, dtypes=(*FLOATS, torch.int32, torch.int64))
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),
     channels=MAX_RANK,
