@@ -8,7 +8,7 @@ struct scatters_args {
   const void* values;        // rows to sum
   const void* x;             // what the sums are added to, or null
   void* out;
-  const long long* order;    // number of each row to sum, sorted by where it belongs; null: as they lie
+  const long long* order;    // number of each row to sum, sorted by where it belongs
   const void* offsets;       // where each row of the result begins in this order, and their end
   float* partial;            // the sums of whole spans that belong to one row; null: there are none
   long long columns;         // vectors of a row
@@ -63,7 +63,7 @@ __device__ __forceinline__ void add_rows(const scatters_args& a, long long first
 #pragma unroll
     for (int u = 0; u < FLIGHT; ++u) {
       if (first + u < last) {
-        const long long row = a.order ? a.order[first + u] : first + u;
+        const long long row = a.order[first + u];
         found[u] = load<V>(values + row * a.columns * V);
       }
     }
@@ -92,11 +92,11 @@ __device__ __forceinline__ void scatters_offsets(const scatters_places_args& a) 
 }
 
 // Sums whole spans that belong to one row of the result: a block has a span. A row of threads has every n-th of its rows.
-template <typename T, int V, typename I>
+template <typename T, int V>
 __device__ __forceinline__ void scatters_spans(const scatters_args& a) {
   using namespace scatters;
   __shared__ float shared[256 * V];
-  const I* const offsets = (const I*)a.offsets;
+  const long long* const offsets = (const long long*)a.offsets;
   const long long first = (long long)blockIdx.x * SPAN, last = first + SPAN;
   const long long after = below(offsets, a.rows + 1, first + 1);  // of the rows, the first that begins past `first`
   if (after > a.rows || offsets[after] < last) return;
@@ -127,10 +127,10 @@ __device__ __forceinline__ void scatters_spans(const scatters_args& a) {
 }
 
 // Writes the result: a thread has a vector of a row.
-template <typename T, int V, typename I>
+template <typename T, int V>
 __device__ __forceinline__ void scatters_rows(const scatters_args& a) {
   using namespace scatters;
-  const I* const offsets = (const I*)a.offsets;
+  const long long* const offsets = (const long long*)a.offsets;
   const long long all = a.rows * a.columns, stride = (long long)gridDim.x * blockDim.x;
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += stride) {
     const long long row = i / a.columns, column = i % a.columns;

@@ -32,7 +32,7 @@ def _grid(items: int) -> int:
 
 
 def summing(
-    values: TensorMeta, out: TensorMeta, offsets: torch.dtype, skipped: int = -1, average: bool = False
+    values: TensorMeta, out: TensorMeta, skipped: int = -1, average: bool = False
 ) -> Callable[..., None]:
     """Return ``run(values, x, out, order, offsets, alpha)``, which sums rows of a matrix in their order."""
     device, dtype, count, rows = out.device, out.dtype, values.shape[0], out.shape[0]
@@ -44,7 +44,7 @@ def summing(
         grids = {"scatters_spans": spans, "scatters_rows": _grid(rows * width // vector)}
         made = (
             Launch(
-                _instance(entry, TYPES[dtype], vector, KEYS[offsets]),
+                _instance(entry, TYPES[dtype], vector),
                 device,
                 blocks,
                 pointers=6,
@@ -95,7 +95,7 @@ def sorting(index: TensorMeta, rows: int, device: torch.device) -> Callable[[Ten
 def plan_add(problem: Problem) -> Callable[..., Tensor]:
     """Return the launches of ``index_add`` in the order of a stable sort."""
     out, source, index = problem.outputs, problem["source"], problem["index"]
-    sort, total = sorting(index, out.shape[0], out.device), summing(source, out, WHOLE)
+    sort, total = sorting(index, out.shape[0], out.device), summing(source, out)
 
     def call(x: Tensor, _: int, index: Tensor, source: Tensor, alpha: Any) -> Tensor:
         result: Tensor = out.empty()
@@ -139,27 +139,12 @@ def plan_embedding(problem: Problem) -> Callable[..., Tensor]:
     out, indices, grad = problem.outputs, problem["indices"], problem["grad_output"]
     rows = TensorMeta.row_major((indices.numel(), out.shape[1]), grad.dtype, grad.device)
     sort = sorting(indices, out.shape[0], out.device)
-    total = summing(rows, out, WHOLE, problem["padding_idx"], problem["scale_grad_by_freq"])
+    total = summing(rows, out, problem["padding_idx"], problem["scale_grad_by_freq"])
 
     def call(grad_output: Tensor, indices: Tensor, *_: Any) -> Tensor:
         result: Tensor = out.empty()
         order, offsets = sort(indices)
         total(grad_output, None, result, order, offsets, 1.0)
-        return result
-
-    return call
-
-
-def plan_segments(problem: Problem) -> Callable[..., Tensor]:
-    """Return the launches of ``segment_reduce``: a sum of rows as they lie."""
-    out, data, by_lengths = problem.outputs, problem["data"], problem["lengths"] is not None
-    total = summing(data, out, (problem["lengths"] if by_lengths else problem["offsets"]).dtype)
-
-    def call(data: Tensor, _: str, lengths: Any, _indices: Any, offsets: Any, *_more: Any) -> Tensor:
-        result: Tensor = out.empty()
-        if by_lengths:
-            offsets = torch.nn.functional.pad(torch.cumsum(lengths, 0, dtype=lengths.dtype), (1, 0))
-        total(data, None, result, None, offsets, 1.0)
         return result
 
     return call
@@ -171,7 +156,7 @@ def instances() -> Iterator[Instance]:
         yield _instance("scatters_offsets", key)
         for vector in (1, VECTOR // torch.float32.itemsize):
             yield _instance("scatters_add", vector, key)
-        for dtype in FLOATS:
-            for vector in (1, VECTOR // dtype.itemsize):
-                yield _instance("scatters_spans", TYPES[dtype], vector, key)
-                yield _instance("scatters_rows", TYPES[dtype], vector, key)
+    for dtype in FLOATS:
+        for vector in (1, VECTOR // dtype.itemsize):
+            yield _instance("scatters_spans", TYPES[dtype], vector)
+            yield _instance("scatters_rows", TYPES[dtype], vector)
