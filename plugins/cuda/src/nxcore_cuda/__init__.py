@@ -47,8 +47,8 @@ EVERY = {
     "announces": True,
 }
 
-SUMMED = {"accepts": accepts.summed, "replay": ""}
-"""Of kernels that sort too: torch's sort is no launch that is repeated."""
+SUMMED = {"accepts": accepts.summed, "replay": "", "graph_safe": False}
+"""Of kernels that call torch too: its sort is no launch that is repeated, and no capture of it was tried."""
 
 KERNELS = kernels(
     "nxcore_cuda",
