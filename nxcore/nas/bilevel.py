@@ -58,9 +58,11 @@ def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Split)
     >>> nas.bilevel.first_order(net, arch, batch).gradient.shape
     torch.Size([2, 2, 8])
     """
-    scores = net(validation.images, *arch())
+    # Leaves of this call: autograd ties a parameter to the stream of its first call, which no graph may enter.
+    rows = [row.detach().requires_grad_() for row in arch()]
+    scores = net(validation.images, *rows)
     loss = functional.cross_entropy(scores, validation.labels)
-    (gradient,) = torch.autograd.grad(loss, [arch.logits])
+    gradient = torch.stack(torch.autograd.grad(loss, rows, materialize_grads=True))
     return Descent(loss.detach(), scores.detach(), gradient)
 
 
