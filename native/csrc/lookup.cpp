@@ -64,8 +64,10 @@ struct State {
 
 using Lookup = Callable<State>;
 
-// Binds a call as the generated __call__ would; borrowed references. Returns false where Python must bind.
-bool bind(const State& state, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, PyObject** bound) {
+// Binds a call as the generated __call__ would; borrowed references, of which `made` holds those that nothing else
+// does. Returns false where Python must bind.
+bool bind_call(const State& state, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, PyObject** bound,
+               std::vector<Ref>& made) {
   const Py_ssize_t size = static_cast<Py_ssize_t>(state.params.size());
   if (count > state.positional) return false;
   for (Py_ssize_t i = 0; i < size; ++i) bound[i] = i < count ? args[i] : nullptr;
@@ -82,9 +84,9 @@ bool bind(const State& state, PyObject* const* args, Py_ssize_t count, PyObject*
     if (!bound[i]) bound[i] = param.standard.ptr();
     if (!bound[i]) return false;
     if (bound[i] != Py_None || param.read.is_none()) continue;
-    const Ref value = steal(PyObject_CallOneArg(param.read.ptr(), bound[0]));
-    if (!value) return PyErr_Clear(), false;
-    bound[i] = value.ptr();
+    made.push_back(steal(PyObject_CallOneArg(param.read.ptr(), bound[0])));
+    if (!made.back()) return PyErr_Clear(), false;
+    bound[i] = made.back().ptr();
   }
   return true;
 }
@@ -176,7 +178,9 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   State& state = Lookup::of(self);
   PyObject* all[4 + MOST];  // room for what methods take before the arguments
   PyObject** const bound = all + 4;
-  if (!bind(state, args, PyVectorcall_NARGS(nargsf), kwnames, bound)) return by_python(self, args, nargsf, kwnames);
+  std::vector<Ref> made;
+  if (!bind_call(state, args, PyVectorcall_NARGS(nargsf), kwnames, bound, made))
+    return by_python(self, args, nargsf, kwnames);
   const size_t count = state.params.size();
   Found found;  // the plan outlives a change of the table by what it calls
   if (!look_up(state, bound, found)) {

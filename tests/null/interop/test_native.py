@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from torch.autograd import forward_ad
 import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.interop import native
+from nxcore.ops.rms_norm import SPEC as RMS_NORM
 from nxcore.session import default
 from nxcore.settings import Settings
 from nxcore.spec.origin import installing
@@ -332,3 +334,18 @@ def test_what_none_stands_for_is_read_at_every_call_and_python_is_not_asked_agai
             assert not handed
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_a_new_object_that_is_read_for_none_lives_as_long_as_the_call(path):
+    seen = []
+
+    def run(x, shape, weight, eps):
+        seen.append((eps, [i + 0.25 for i in range(64)]))  # which take the place of what was freed
+        return torch.nn.functional.rms_norm(x, shape, weight, eps)
+
+    params = [replace(p, read=lambda x: x.shape[-1] / 3) if p.name == "eps" else p for p in RMS_NORM.params]
+    spec = replace(RMS_NORM, params=tuple(params), reference=run, gradient=None)
+    op = fakes.session(specs=[spec]).op("rms_norm")
+    for _ in range(64):
+        assert torch.equal(op(X, (4,)), torch.nn.functional.rms_norm(X, (4,), None, 4 / 3))
+    assert {eps for eps, _ in seen} == {4 / 3}
