@@ -58,7 +58,7 @@ def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Split)
     >>> nas.bilevel.first_order(net, arch, batch).gradient.shape
     torch.Size([2, 2, 8])
     """
-    # Leaves of this call: autograd ties a parameter to the stream of its first call, which no graph may enter.
+    # Leaves of this call: autograd ties a parameter to the stream of its first call, which no graph enters.
     rows = [row.detach().requires_grad_() for row in arch()]
     scores = net(validation.images, *rows)
     loss = functional.cross_entropy(scores, validation.labels)

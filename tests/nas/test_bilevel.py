@@ -64,6 +64,13 @@ def test_first_order_is_the_gradient_at_the_weights_as_they_are(problem):
     torch.testing.assert_close(found.loss, loss.detach())
 
 
+def test_first_order_leaves_the_parameters_node_alone(problem):
+    """A graph can't be recorded where that is of another stream."""
+    net, arch, _, validation = problem
+    arch.logits.register_hook(lambda _: pytest.fail("the gradient reached the parameter"))
+    bilevel.first_order(net, arch, validation)
+
+
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (MOMENTUM, DECAY)])
 def test_second_order_is_the_gradient_through_a_step_of_the_weights(problem, momentum, decay, monkeypatch):
     net, arch, train, validation = problem
