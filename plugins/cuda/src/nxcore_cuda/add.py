@@ -79,13 +79,7 @@ def as_numbers(problem: Problem) -> Problem:
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, y, alpha, out)``; ``out`` may be None, x or y.
-    """
+    """Return the launch for one problem: ``call(x, y, alpha, out)``; ``out`` may be None, x or y."""
     fresh = problem.outputs
     problem_of_numbers = as_numbers(problem)
     x, y = problem_of_numbers["x"], problem_of_numbers["y"]

@@ -18,10 +18,7 @@ Undo = Callable[[Tensor, float], Tensor | None]
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor | None, Tensor | None]]:
     """Return the launches for one problem; ``tile`` is that of each reduction.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x_size, y_size, alpha, output_mask)``, which returns ``(x_grad, y_grad)``.
+    It is called as ``call(grad, x_size, y_size, alpha, output_mask)``, which returns ``(x_grad, y_grad)``.
     """
     undo_x, undo_y = (
         _undo(problem["grad"], out, reduction, tile)

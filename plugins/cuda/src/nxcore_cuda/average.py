@@ -53,10 +53,7 @@ class Mean:
     def plan(self, problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
         """Return the launch for one problem.
 
-        Returns
-        -------
-        callable
-            It takes the operator's arguments, all positional.
+        It takes the operator's arguments, all positional.
         """
         pool, out = self._pool(problem), problem.outputs
         divisor = problem["divisor_override"]

@@ -40,10 +40,7 @@ def _tiles(found: Channels) -> Iterator[Tile]:
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(x, weight, bias, eps)``, which returns ``(y, mean, var)``.
+    It is called as ``call(x, weight, bias, eps)``, which returns ``(y, mean, var)``.
     """
     out, statistic, _ = problem.outputs
     found = Channels.of(problem["x"], out)
@@ -127,11 +124,8 @@ def _channels(problem: Problem) -> Channels:
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x, mean, var, weight, eps, output_mask)``, which returns
-        ``(x_grad, weight_grad, bias_grad)``.
+    It is called as ``call(grad, x, mean, var, weight, eps, output_mask)``, which returns ``(x_grad,
+    weight_grad, bias_grad)``.
     """
     outs, weight = problem.outputs, problem["weight"]
     found = _channels(problem)

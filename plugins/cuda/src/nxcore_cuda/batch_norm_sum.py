@@ -53,12 +53,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Tile:
-    """The passes of both kernels.
-
-    Attributes
-    ----------
-    first, second : Pass
-    """
+    """The passes of both kernels."""
 
     first: Pass
     second: Pass
@@ -90,13 +85,8 @@ def _launches(
 
     Parameters
     ----------
-    problem : Problem
-    found : Channels
-    tile : Tile
-    source : str
     items : dict of str to int
         The items of each entry's grid.
-    pointers : int
     between, numbers : tuple of int
         Of the kernels' arguments.
     """
@@ -182,10 +172,7 @@ def _forward(problem: Problem) -> tuple[Channels, Pass, Pass]:
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(xs, weights, normed, eps)``, which returns ``(out, means, vars)``.
+    It is called as ``call(xs, weights, normed, eps)``, which returns ``(out, means, vars)``.
     """
     xs, weights, (out, statistic, _) = problem["xs"], problem["weights"], problem.outputs
     found, first, second = _forward(problem)
@@ -229,11 +216,8 @@ def _backward(problem: Problem) -> tuple[Channels, Pass, Pass]:
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any, Any]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, xs, weights, means, vars, normed, eps, output_mask)``, which returns
-        ``(xs_grad, weights_grad)``.
+    It is called as ``call(grad, xs, weights, means, vars, normed, eps, output_mask)``, which returns
+    ``(xs_grad, weights_grad)``.
     """
     xs, weights, (outs, last) = problem["xs"], problem["weights"], problem.outputs
     found, first, second = _backward(problem)

@@ -33,7 +33,6 @@ class Candidates:
     ----------
     each : tuple of TensorMeta
         The candidates, or one of them if ``xs`` is stacked.
-    count : int
     step : int
         From one candidate to the next in a stack, else 0.
     """

@@ -65,7 +65,6 @@ class Channels:
 
     Attributes
     ----------
-    channels : int
     sizes : tuple of int
         Of a channel, outermost first.
     strides : tuple of tuple of int

@@ -26,10 +26,7 @@ def _instance(dtype: torch.dtype, room: int) -> Instance:
 def plan(problem: Problem) -> Callable[..., Tensor]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(xs)``, ``xs`` a sequence of tensors or one stacked tensor.
+    It is called as ``call(xs)``, ``xs`` a sequence of tensors or one stacked tensor.
     """
     xs, out = problem["xs"], problem.outputs
     if isinstance(xs, TensorMeta):

@@ -53,13 +53,7 @@ def bind(problem: Problem, layer: Layer, tile: Tile | None, bias_step: int = 0) 
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, weight, bias, stride, padding, dilation, groups)``.
-    """
+    """Return the launch for one problem: ``call(x, weight, bias, stride, padding, dilation, groups)``."""
     fresh, bias = problem.outputs, problem["bias"]
     launch = bind(problem, Layer.of(problem), tile, 0 if bias is None else bias.strides[0])
 

@@ -48,10 +48,7 @@ def totals(dtype: torch.dtype) -> Instance:
 def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x, weight, stride, padding, dilation, groups, output_mask)``.
+    It is called as ``call(grad, x, weight, stride, padding, dilation, groups, output_mask)``.
     """
     fresh, chosen = problem.outputs, tiles or Tiles()
     layers = () if fresh[0] is None else Layer.turned(problem)

@@ -109,7 +109,6 @@ class Slide:
         the filter's is.
     out : Image
         The outputs.
-    size, stride, dilation : int
     pads : (int, int)
         Above and to the left.
     channel_step : int

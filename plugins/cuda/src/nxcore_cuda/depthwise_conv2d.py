@@ -46,13 +46,7 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, weight, stride, padding, dilation)``.
-    """
+    """Return the launch for one problem: ``call(x, weight, stride, padding, dilation)``."""
     fresh, way = problem.outputs, _way(problem)
     if way is None:
         seen = window(problem)

@@ -89,10 +89,7 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor | None, Tensor | None]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x, weight, stride, padding, dilation, output_mask)``.
+    It is called as ``call(grad, x, weight, stride, padding, dilation, output_mask)``.
     """
     x_fresh, weight_fresh = problem.outputs
     runs = list(_runs(problem, tile, x_fresh, weight_fresh))

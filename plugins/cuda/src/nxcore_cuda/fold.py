@@ -125,13 +125,7 @@ def plan_both(problem: Problem, tile: Tile | None) -> Callable[..., None]:
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, ...)``, with the operator's arguments.
-    """
+    """Return the launch for one problem: ``call(x, ...)``, with the operator's arguments."""
     outputs, run = problem.outputs, plan_both(problem, tile)
     if isinstance(outputs, tuple):
         values_of, indices_of = outputs

@@ -151,9 +151,6 @@ def launches(
 
     Parameters
     ----------
-    works : list of Work
-    group : Group
-    device : torch.device
     lists : int
         How many pointers an item has.
     instance : callable

@@ -44,10 +44,7 @@ def tiles(problem: Problem, group: Group) -> list[separable.Tile]:
 def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[Any, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(xs, dw_weights, pw_weights, ...)``, which returns ``(outs, ys, mean, var)``.
+    It is called as ``call(xs, dw_weights, pw_weights, ...)``, which returns ``(outs, ys, mean, var)``.
     """
     chosen, device = group or choose(problem), problem.device
     outs, ys, statistic, _ = problem.outputs

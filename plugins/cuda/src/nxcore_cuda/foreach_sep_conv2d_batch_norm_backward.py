@@ -61,11 +61,8 @@ def columns(layer: separable.Layer) -> int:
 def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[Any, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grads, xs, dw_weights, pw_weights, ys, strides, paddings, dilations, mean, var, ...)``, which
-        returns ``(xs_grad, dw_grads, pw_grads)``.
+    It is called as ``call(grads, xs, dw_weights, pw_weights, ys, strides, paddings, dilations, mean, var,
+    ...)``, which returns ``(xs_grad, dw_grads, pw_grads)``.
     """
     chosen, device, fresh = group or choose(problem), problem.device, problem.outputs
     wanted = [

@@ -84,13 +84,7 @@ def plan_both(problem: Problem, tile: Tile | None, *, offsets: bool) -> Callable
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[[Tensor], Any]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x)``.
-    """
+    """Return the launch for one problem: ``call(x)``."""
     outputs = problem.outputs
     if isinstance(outputs, TensorMeta):
         run = plan_both(problem, tile, offsets=False)
@@ -183,13 +177,7 @@ def _instance_backward(name: str, tile: Spread) -> Instance:
 
 
 def plan_backward(problem: Problem, tile: Spread | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(grad, offsets, size, memory_format)``.
-    """
+    """Return the launch for one problem: ``call(grad, offsets, size, memory_format)``."""
     out, chosen = problem.outputs, tile or choose_backward(problem)
     channels, pixels = out.shape[-3], math.prod(out.shape[-2:])
     images = out.numel() // (channels * pixels)

@@ -29,7 +29,6 @@ def divides(
 
     Parameters
     ----------
-    width : int
     sizes : tuple of int
         Outermost first.
     strides : sequence of tuple of int

@@ -80,8 +80,6 @@ def launch(
     ----------
     instance : callable
         ``instance(width)``: the kernel for vectors of so many elements.
-    device : torch.device
-    found : Lines
     steps : sequence of (int, int, int)
         Of the tensors in the kernel's order.
     metas : sequence of TensorMeta

@@ -99,10 +99,7 @@ def instances() -> Iterator[Instance]:
 def plan_product(product: Product, device: torch.device, tile: Tile | None = None) -> Run:
     """Return the launch of products that have terms and outputs.
 
-    Returns
-    -------
-    callable
-        ``run(a, b, out)``, with the operands of ``product``.
+    It is called as ``run(a, b, out)``, with the operands of ``product``.
     """
     chosen, p = tile or choose(product, memory(device)), product
     span = -(-p.terms // chosen.parts)
@@ -145,13 +142,7 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(a, b, precision)``.
-    """
+    """Return the launch for one problem: ``call(a, b, precision)``."""
     product = Product.of(problem["a"], problem["b"], problem.outputs)
     return product.bound(problem.outputs, plan_product(product, problem.device, tile))
 

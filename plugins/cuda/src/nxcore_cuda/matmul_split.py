@@ -75,13 +75,7 @@ def instances() -> Iterator[Instance]:
 
 
 def plan(problem: Problem, tile: Split | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(a, b, precision)``.
-    """
+    """Return the launch for one problem: ``call(a, b, precision)``."""
     product = Product.of(problem["a"], problem["b"], problem.outputs)
     return matmul.plan(problem, tile or choose(product))
 

@@ -298,7 +298,6 @@ def choose(product: Product, most: int = SHARED) -> Tile:
 
     Parameters
     ----------
-    product : Product
     most : int
         Bytes of shared memory that a block may have. On devices with less than the largest of ``TEAMS``
         needs, blocks share a product otherwise, so that some sums have another order.

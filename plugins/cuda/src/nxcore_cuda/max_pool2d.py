@@ -95,13 +95,7 @@ def launch_of(problem: Problem, tile: Tile | None) -> Callable[..., None]:
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, ...)``, with the operator's arguments.
-    """
+    """Return the launch for one problem: ``call(x, ...)``, with the operator's arguments."""
     outputs, run = problem.outputs, launch_of(problem, tile)
     if isinstance(outputs, TensorMeta):
 
@@ -210,10 +204,7 @@ def sweep_backward(problem: Problem) -> Iterator[Tile]:
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, offsets, size, kernel_size, stride, padding, dilation, ceil_mode)``.
+    It is called as ``call(grad, offsets, size, kernel_size, stride, padding, dilation, ceil_mode)``.
     """
     pool, out = describe_backward(problem), problem.outputs
     sizes = (*pool.window.image, *pool.window.outputs)

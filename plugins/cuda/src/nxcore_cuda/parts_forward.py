@@ -26,12 +26,10 @@ class Part:
     ----------
     band : int
         Rows of a block: all of an image, half or a quarter of them.
-    threads : int
     each : int
         Outputs' channels of a thread.
     many : int
         Places of a thread, each of ``STRIP`` pixels.
-    stride : int
     """
 
     band: int

@@ -46,7 +46,6 @@ class Planes:
     ----------
     band : int
         Rows of a block: all of an image, or a part.
-    threads : int
     over, across : int
         Elements of the 1x1 filters' gradient that a thread adds up: outputs, channels.
     splits : int
@@ -210,7 +209,6 @@ def launches(
     numbers : tuple of int
         Which of the tiles that there are, the last one if there are fewer, and its ``items``; empty for those
         that ``choose`` returns.
-    device : torch.device
     """
     alike: dict[tuple[Shape, int], list[int]] = {}
     for i in which:

@@ -41,7 +41,6 @@ class Outputs:
         Of a thread, each of ``STRIP`` pixels.
     split : int
         Lanes that have the same pixels and share the channels.
-    images : int
     resident : int
         How many blocks a multiprocessor is to hold.
     loaded : int
@@ -169,8 +168,6 @@ def launches(
     numbers : tuple of int
         Which of the tiles that there are, the last one if there are fewer; empty for those that ``choose``
         returns.
-    device : torch.device
-    relu : bool
     """
     alike: dict[tuple[Images, int], list[int]] = {}
     for i in which:

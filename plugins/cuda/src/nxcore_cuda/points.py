@@ -90,7 +90,6 @@ class Points:
         Of the gradient of ReLU: the image.
     filters : (Filters, Filters)
         Those of pixel (0, 0) of each window, and shifted ones.
-    sizes : Sizes
     turned : bool
         Whether this is the image's gradient.
     relu : bool

@@ -151,7 +151,6 @@ def code(found: Elementwise, repeated: Sequence[bool] | None) -> tuple[str, str]
 
     Parameters
     ----------
-    found : Elementwise
     repeated : sequence of bool, optional
         Whether each tensor's innermost stride is 0; None where all lie in memory alike.
     """

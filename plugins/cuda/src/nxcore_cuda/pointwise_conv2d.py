@@ -57,13 +57,7 @@ def bind(problem: Problem, layout: Points, tile: Tile | None = None) -> Launcher
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, weight, shifted, stride, relu)``.
-    """
+    """Return the launch for one problem: ``call(x, weight, shifted, stride, relu)``."""
     fresh, launch = problem.outputs, bind(problem, Points.of(problem), tile)
 
     def call(x: Tensor, weight: Tensor, shifted: Tensor | None = None, *_: Any) -> Tensor:

@@ -108,13 +108,7 @@ def totals(dtype: torch.dtype) -> Instance:
 
 
 def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Return the launches for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(grad, x, weight, shifted, stride, relu, output_mask)``.
-    """
+    """Return the launches for one problem: ``call(grad, x, weight, shifted, stride, relu, output_mask)``."""
     image_fresh, *filters_fresh = problem.outputs
     relu, chosen = problem["relu"], tiles or Tiles()
     image = None

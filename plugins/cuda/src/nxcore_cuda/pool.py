@@ -89,7 +89,6 @@ class Pool:
 
     Attributes
     ----------
-    window : Window
     reads, writes : tuple of Image
         Those written share one shape and strides; threads share the work by it.
     channels_inside : bool
@@ -185,7 +184,6 @@ def strips(pool: Pool, options: Sequence[int], most: int = 16, blocks: int = 1) 
 
     Parameters
     ----------
-    pool : Pool
     options : sequence of int
         How many rows a thread may have.
     most : int
@@ -270,10 +268,8 @@ def usual(dtype: torch.dtype, taps: bool = False, *, forward: bool = True) -> It
 
     Parameters
     ----------
-    dtype : torch.dtype
     taps : bool
         The number of each window's largest tap is read too.
-    forward : bool
     """
     device, kinds = torch.device("cpu"), (dtype, torch.uint8)[: 1 + taps]
     for square in ((3, 1, 1), (3, 2, 1), (2, 2, 0)):

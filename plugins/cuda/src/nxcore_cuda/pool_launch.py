@@ -42,12 +42,10 @@ def bind(
 
     Parameters
     ----------
-    chosen : Tile
     found : iterable of Tile
         The tiles that the pool may take, best first.
     make : callable
         The kernel of a tile.
-    device : torch.device
     launch : callable
         ``launch(tile, instance)``.
     """
@@ -92,10 +90,6 @@ def launch(
 
     Parameters
     ----------
-    pool : Pool
-    tile : Tile
-    instance : Instance
-    device : torch.device
     rest : str
         The layout of what follows the strides.
     values : tuple

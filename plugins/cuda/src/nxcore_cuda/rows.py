@@ -27,10 +27,7 @@ def shape_for(length: int) -> tuple[int, int]:
 def plan(problem: Problem) -> Callable[..., Any]:
     """Return the launch for one problem, of an operator on rows or of its gradient.
 
-    Returns
-    -------
-    callable
-        It takes the operator's arguments, all positional.
+    It takes the operator's arguments, all positional.
     """
     outputs, names = problem.outputs, [p.name for p in problem.spec.params]
     alone = isinstance(outputs, TensorMeta)
@@ -59,7 +56,6 @@ def launch(problem: Problem, head: str = "", values: tuple[Any, ...] = ()) -> tu
 
     Parameters
     ----------
-    problem : Problem
     head, values
         What follows the pointers in the kernel's struct, before the rows: with a temperature, which is a
         pointer too.

@@ -33,7 +33,6 @@ class Scan:
 
     Attributes
     ----------
-    lines : Lines
     given, made : torch.dtype
         Of the input and of the result.
     back, product : bool

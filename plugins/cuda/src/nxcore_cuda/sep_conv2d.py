@@ -58,10 +58,7 @@ def sweep(problem: Problem) -> Iterator[Tile | Outputs | Part | Lines]:
 def plan(problem: Problem, tile: Tile | Outputs | Part | Lines | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu)``.
+    It is called as ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu)``.
     """
     fresh = problem.outputs
     launch, _ = launched(problem, tile)

@@ -105,10 +105,7 @@ def _convolve(problem: Problem, layer: Layer, tile: Tile | Planes, wanted: int) 
 def plan(problem: Problem, tile: Tile | Planes | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x, dw_weight, pw_weight, stride, padding, dilation, relu, output_mask)``.
+    It is called as ``call(grad, x, dw_weight, pw_weight, stride, padding, dilation, relu, output_mask)``.
     """
     fresh, layer, device = problem.outputs, _layer(problem), problem.device
     chosen = tile or choose(problem)

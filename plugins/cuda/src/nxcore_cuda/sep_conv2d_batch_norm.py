@@ -23,11 +23,8 @@ def plan(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu, weight, bias, eps)``, which returns
-        ``(out, y, mean, var)``.
+    It is called as ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu, weight, bias, eps)``,
+    which returns ``(out, y, mean, var)``.
     """
     (first, second), (out, between, statistic, _) = problem.parts, problem.outputs
     assert first is not None  # noqa: S101  both always run

@@ -33,7 +33,6 @@ class Tile:
         Rows of outputs.
     chunk : int
         Channels: that are in shared memory at once forward, and of a block backward.
-    threads : int
     memory : int
         Bytes of shared memory that a block may have.
     """
@@ -60,7 +59,6 @@ class Layer:
         Of the window.
     pads : (int, int)
         Above and to the left.
-    itemsize : int
     """
 
     x: Image
@@ -303,8 +301,6 @@ def choose(layer: Layer, device: torch.device, *, back: bool, most: int = 0, lay
 
     Parameters
     ----------
-    layer : Layer
-    device : torch.device
     back : bool
         Whether it is for the gradients.
     most : int

@@ -72,10 +72,7 @@ def _strided(name: str, room: tuple[int, int], width: int) -> Instance:
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(xs, logits)``, ``xs`` a sequence of tensors or one stacked tensor.
+    It is called as ``call(xs, logits)``, ``xs`` a sequence of tensors or one stacked tensor.
     """
     xs, (logits, kind), out = problem["xs"], factors(problem), problem.outputs
     found = Candidates.of(xs)
@@ -229,10 +226,7 @@ def _strided_backward(name: str, grad: str, room: tuple[int, int], width: int) -
 def plan_backward(problem: Problem, tile: Sums | None = None) -> Callable[..., tuple[Any, Any]]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, xs, logits, output_mask)``, which returns ``(xs_grad, logits_grad)``.
+    It is called as ``call(grad, xs, logits, output_mask)``, which returns ``(xs_grad, logits_grad)``.
     """
     grad, xs, (logits, kind) = problem["grad"], problem["xs"], factors(problem)
     xs_grad, logits_grad = problem.outputs

@@ -27,7 +27,6 @@ class Lines:
     ----------
     band : int
         Rows of the output.
-    threads : int
     """
 
     band: int
@@ -104,7 +103,6 @@ def launches(
     numbers : tuple of int
         Which of the tiles that there are, the last one if there are fewer; empty for those that ``choose``
         returns.
-    device : torch.device
     """
     alike: dict[tuple[Shape, int], list[int]] = {}
     for i in which:

@@ -338,13 +338,7 @@ def _launch(
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, ...)``, with the operator's arguments.
-    """
+    """Return the launch for one problem: ``call(x, ...)``, with the operator's arguments."""
     out, (reduction, factor) = problem.outputs, Reduction.scaled(problem)
     run = plan_reduction(problem["x"], reduction, tile, usual=factor)
 

@@ -70,7 +70,6 @@ class Bridged:
 
     Parameters
     ----------
-    problem : Problem
     compute : callable
         Takes the operator's arguments: an array for a tensor, of its shape; a float for a number; what is
         fixed as it is. Returns arrays as the operator returns tensors; they are rounded to its dtypes here.

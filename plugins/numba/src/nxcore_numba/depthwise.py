@@ -226,7 +226,6 @@ def compiled(window, out, source, weight, *, backward=False):
 
     Parameters
     ----------
-    window : Window
     out, source, weight : TensorMeta
         What is written, what is convolved and the filters.
     backward : bool

@@ -75,13 +75,7 @@ def add_tiles(
 
 
 def plan(problem: Problem) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, y, alpha, out)``; ``out`` may be None, x or y.
-    """
+    """Return the launch for one problem: ``call(x, y, alpha, out)``; ``out`` may be None, x or y."""
     x, y, fresh = problem["x"], problem["y"], problem.outputs
     out = problem["out"] or fresh
     n, result = out.numel(), DTYPES[fresh.dtype]
@@ -135,10 +129,7 @@ Undo = Callable[[Tensor, float], Tensor]
 def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, Tensor | None]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x_size, y_size, alpha, output_mask)``, which returns ``(x_grad, y_grad)``.
+    It is called as ``call(grad, x_size, y_size, alpha, output_mask)``, which returns ``(x_grad, y_grad)``.
     """
     reductions = Reduction.of_add_backward(problem)
     undo_x, undo_y = (

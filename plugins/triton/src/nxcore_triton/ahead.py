@@ -20,12 +20,7 @@ WARP = 32
 
 
 class _Absent:
-    """Takes the place of Triton's driver: it knows the device's capability, and launches nothing.
-
-    Parameters
-    ----------
-    capability : tuple of int
-    """
+    """Takes the place of Triton's driver: it knows the device's capability, and launches nothing."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.arch = 10 * capability[0] + capability[1]

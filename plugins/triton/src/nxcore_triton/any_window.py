@@ -223,11 +223,8 @@ def bind(
     ----------
     kind : str
         ``correlation``, ``mean`` or ``maximum``.
-    window : Window
     source, target : TensorMeta
         Forward the window's image and outputs; back its outputs and image.
-    back : bool
-    weight, places : TensorMeta, optional
     said : str
         Of where a maximum lies: ``nothing``, its ``tap``, or its ``index`` on the plane.
     mean : (bool, bool, float)

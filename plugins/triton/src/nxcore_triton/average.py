@@ -77,7 +77,6 @@ def bind(kernel: Any, problem: Problem, tile: Tile | None, *, back: bool = False
     ----------
     kernel : JITFunction
         Writes strips.
-    problem : Problem
     tile : Tile, optional
         The one to use in place of the chosen one.
     back : bool

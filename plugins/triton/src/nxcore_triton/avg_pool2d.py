@@ -69,10 +69,8 @@ def average(
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)``.
+    It is called as ``call(x, kernel_size, stride, padding, ceil_mode, count_include_pad,
+    divisor_override)``.
     """
     return averages.bind(average, problem, tile)
 
@@ -136,11 +134,8 @@ def share_out(
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, size, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override,
-        memory_format)``.
+    It is called as ``call(grad, size, kernel_size, stride, padding, ceil_mode, count_include_pad,
+    divisor_override, memory_format)``.
     """
     return averages.bind(share_out, problem, tile, back=True)
 

@@ -112,10 +112,7 @@ def two_each(grid: tuple[int, int], device: torch.device) -> TensorMeta:
 def plan(problem: Problem) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(x, weight, bias, eps)``, which returns ``(y, mean, var)``.
+    It is called as ``call(x, weight, bias, eps)``, which returns ``(y, mean, var)``.
     """
     out, statistic, _ = problem.outputs
     found = Channels.of(problem["x"], out)
@@ -244,11 +241,8 @@ def spread(
 def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x, mean, var, weight, eps, output_mask)``, which returns
-        ``(x_grad, weight_grad, bias_grad)``.
+    It is called as ``call(grad, x, mean, var, weight, eps, output_mask)``, which returns ``(x_grad,
+    weight_grad, bias_grad)``.
     """
     outs, x_meta = problem.outputs, problem["x"]
     found = Channels.of(x_meta, problem["grad"], outs[0] or x_meta)

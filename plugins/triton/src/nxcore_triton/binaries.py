@@ -118,8 +118,6 @@ def key(src: Any, target: Any, options: Any) -> str:
 
     Parameters
     ----------
-    src : ASTSource
-    target : GPUTarget
     options : Mapping
         As ``triton.compile`` takes them.
     """

@@ -178,13 +178,7 @@ def bind(
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, weight, bias, stride, padding, dilation, groups)``.
-    """
+    """Return the launch for one problem: ``call(x, weight, bias, stride, padding, dilation, groups)``."""
     fresh, bias = problem.outputs, problem["bias"]
     run = bind(forward(problem), problem.device, tile, None if bias is None else bias.strides[0])
 

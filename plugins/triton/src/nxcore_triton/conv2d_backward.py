@@ -199,10 +199,7 @@ def _bind_bias(problem: Problem) -> Callable[[Tensor, Tensor, float], None]:
 def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x, weight, stride, padding, dilation, groups, output_mask)``.
+    It is called as ``call(grad, x, weight, stride, padding, dilation, groups, output_mask)``.
     """
     fresh, chosen = problem.outputs, tiles or Tiles()
     layers = () if fresh[0] is None else turned(problem)

@@ -131,13 +131,7 @@ def bind(
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, weight, stride, padding, dilation)``.
-    """
+    """Return the launch for one problem: ``call(x, weight, stride, padding, dilation)``."""
     out = problem.outputs
     run = bind(problem, window_of(*problem.args), (problem["x"], out), tile, back=False)
 

@@ -214,7 +214,6 @@ def plan(problem: Problem, tile: tuple[Tile | None, Tile | None] | None = None) 
 
     Parameters
     ----------
-    problem : Problem
     tile : (Tile, Tile), optional
         Of the image's gradient and of the filters'.
 

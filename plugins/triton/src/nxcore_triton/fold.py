@@ -182,13 +182,7 @@ def plan_both(
 
 
 def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Any]:
-    """Return the launches for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, ...)``, with the operator's arguments.
-    """
+    """Return the launches for one problem: ``call(x, ...)``, with the operator's arguments."""
     outputs = problem.outputs
     if isinstance(outputs, tuple):
         (out, indices), both = outputs, plan_both(problem, tile, values=True, numbered=True)

@@ -123,13 +123,7 @@ def plan_both(problem: Problem, tile: Blocks | None, *, places: bool) -> Callabl
 
 
 def plan(problem: Problem, tile: Blocks | None = None) -> Callable[[Tensor], Any]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x)``.
-    """
+    """Return the launch for one problem: ``call(x)``."""
     outputs = problem.outputs
     if isinstance(outputs, TensorMeta):
         run = plan_both(problem, tile, places=False)
@@ -214,13 +208,7 @@ def _shape(problem: Problem) -> tuple[int, int, int]:
 
 
 def plan_backward(problem: Problem, tile: Spread | None = None) -> Callable[..., Tensor]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(grad, offsets, size, memory_format)``.
-    """
+    """Return the launch for one problem: ``call(grad, offsets, size, memory_format)``."""
     grad, offsets, out = problem["grad"], problem["offsets"], problem.outputs
     channels, pixels, step = _shape(problem)
     block, span = tile or choose_backward(channels, pixels, inside=step > 1)

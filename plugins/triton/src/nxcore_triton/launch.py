@@ -27,9 +27,6 @@ class Launch:
     ----------
     kernel : JITFunction
         Its parameters: what a call passes, then the constexpr ones.
-    grid : sequence of int
-    device : torch.device
-    warps : int
     **constants : Any
         The kernel's constexpr parameters.
     """

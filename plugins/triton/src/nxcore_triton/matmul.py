@@ -134,10 +134,7 @@ Run = Callable[[Tensor, Tensor, Tensor], None]
 def plan_product(product: Product, device: torch.device, tile: Tile | None = None) -> Run:
     """Return the launches of products that have terms and outputs.
 
-    Returns
-    -------
-    callable
-        ``run(a, b, out)``, with the operands of ``product``.
+    It is called as ``run(a, b, out)``, with the operands of ``product``.
     """
     p, chosen = product, tile or choose(product)
     span = blocks.cdiv(blocks.cdiv(p.terms, chosen.parts), chosen.depth) * chosen.depth
@@ -201,13 +198,7 @@ def _merged(dims: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launches for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(a, b, precision)``.
-    """
+    """Return the launches for one problem: ``call(a, b, precision)``."""
     product = Product.of(problem["a"], problem["b"], problem.outputs)
     return product.bound(problem.outputs, plan_product(product, problem.device, tile))
 

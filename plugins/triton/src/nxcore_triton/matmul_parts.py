@@ -194,10 +194,7 @@ Run = Callable[[Tensor, Tensor, Tensor], None]
 def plan_product(product: Product, device: torch.device, tile: Tile | None = None) -> Run:
     """Return the launches of products that have terms and outputs.
 
-    Returns
-    -------
-    callable
-        ``run(a, b, out)``, with the operands of ``product``.
+    It is called as ``run(a, b, out)``, with the operands of ``product``.
     """
     p, chosen, count = product, tile or Tile(), math.prod(product.batch)
     down, across = blocks.cdiv(p.rows, chosen.tall), blocks.cdiv(p.columns, chosen.wide)
@@ -225,13 +222,7 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """Return the launches for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(a, b, precision)``.
-    """
+    """Return the launches for one problem: ``call(a, b, precision)``."""
     product = Product.of(problem["a"], problem["b"], problem.outputs)
     return product.bound(problem.outputs, plan_product(product, problem.device, tile))
 

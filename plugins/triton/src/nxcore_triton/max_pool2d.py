@@ -159,13 +159,7 @@ def describe(problem: Problem) -> Window:
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, ...)``, with the operator's arguments.
-    """
+    """Return the launch for one problem: ``call(x, ...)``, with the operator's arguments."""
     outputs = problem.outputs
     if isinstance(outputs, TensorMeta):
         run = bind(problem, outputs, None, "nothing", tile)
@@ -254,10 +248,7 @@ def _images(problem: Problem) -> tuple[tuple[Image, Image], Image]:
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, offsets, size, kernel_size, stride, padding, dilation, ceil_mode)``.
+    It is called as ``call(grad, offsets, size, kernel_size, stride, padding, dilation, ceil_mode)``.
     """
     out, window = problem.outputs, describe_backward(problem)
     sources, target = _images(problem)

@@ -46,8 +46,6 @@ def build(folder: Path, wanted: Sequence[Wanted], most: int | None = None) -> st
 
     Parameters
     ----------
-    folder : Path
-    wanted : sequence of Wanted
     most : int, optional
         The processes that compile; one for each core by default.
     """

@@ -50,7 +50,6 @@ def launched(compiled: Any, grid: Sequence[int], values: Sequence[Any]) -> Launc
     ----------
     compiled : CompiledKernel
         Loaded.
-    grid : sequence of int
     values : sequence
         Of all of the kernel's parameters.
 

@@ -23,7 +23,6 @@ class Form:
 
     Attributes
     ----------
-    down, across : Axis
     rows, columns : int
         The targets of a lane.
     unit : int

@@ -17,10 +17,7 @@ from nxcore_triton.tile import cdiv
 def plan(problem: Problem) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu)``.
+    It is called as ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu)``.
     """
     x, dw_weight, pw_weight, *where, relu = problem.args
     fresh, window = problem.outputs, window_of(x, dw_weight, *where)

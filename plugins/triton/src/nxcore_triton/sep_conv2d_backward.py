@@ -31,10 +31,7 @@ def _dense(shape: tuple[int, ...], device: torch.device) -> TensorMeta:
 def plan(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, x, dw_weight, pw_weight, stride, padding, dilation, relu, output_mask)``.
+    It is called as ``call(grad, x, dw_weight, pw_weight, stride, padding, dilation, relu, output_mask)``.
     """
     x_fresh, dw_fresh, pw_fresh = problem.outputs
     inner: Any = None  # each is made where an output needs it

@@ -61,10 +61,7 @@ def blend(
 def plan(problem: Problem) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(xs, logits)``, ``xs`` a sequence of tensors or one stacked tensor.
+    It is called as ``call(xs, logits)``, ``xs`` a sequence of tensors or one stacked tensor.
     """
     xs, (logits, softmax), out = problem["xs"], factors(problem), problem.outputs
     one, count, x_step = candidate(xs)
@@ -187,10 +184,7 @@ def finish(
 def plan_backward(problem: Problem) -> Callable[..., tuple[Any, Any]]:
     """Return the launches for one problem.
 
-    Returns
-    -------
-    callable
-        ``call(grad, xs, logits, output_mask)``, which returns ``(xs_grad, logits_grad)``.
+    It is called as ``call(grad, xs, logits, output_mask)``, which returns ``(xs_grad, logits_grad)``.
     """
     grad, xs, (logits, softmax) = problem["grad"], problem["xs"], factors(problem)
     xs_grad, logits_grad = problem.outputs

@@ -31,7 +31,6 @@ class Tile(NamedTuple):
         The targets of a lane; 0 rows for the kernel that takes any window, one target a lane.
     vector : int
         The channels of a lane where channels lie inside.
-    warps : int
     """
 
     rows: int
@@ -102,7 +101,6 @@ class Strips:
         What the kernel is compiled for.
     counts : (int, int, int, int)
         Groups of columns, strips, channels or vectors of them, and lanes in all.
-    warps : int
     """
 
     form: Form
@@ -122,10 +120,8 @@ def lay(
 
     Parameters
     ----------
-    window : Window
     tile : Tile
         Rounded to what the layouts and the stride allow.
-    targets, sources : sequence of Image
     back : bool
         Targets are the inputs of the window.
     """
@@ -180,8 +176,6 @@ def choose(window: Window, targets: Sequence[Image], sources: Sequence[Image], c
 
     Parameters
     ----------
-    window : Window
-    targets, sources : sequence of Image
     cost : int
         Unrolled steps for each target, such as the taps of a window.
     """

@@ -136,7 +136,6 @@ def plan_reduction(
     ----------
     reduction : Reduction
         At least one output and one term.
-    device : torch.device
     scaled : bool
         Multiply the sums.
     blocks : (int, int, int), optional
@@ -180,13 +179,7 @@ def variations(reduction: Reduction) -> Iterator[Blocks]:
 
 
 def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
-    """Return the launches for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, ...)``, with the operator's arguments.
-    """
+    """Return the launches for one problem: ``call(x, ...)``, with the operator's arguments."""
     out, (reduction, factor) = problem.outputs, Reduction.scaled(problem)
     averaged = problem.op in ("mean", "global_avg_pool2d")
     run = plan_reduction(reduction, problem.device, scaled=averaged, blocks=tile)

@@ -49,14 +49,12 @@ class EmulatedHandle:
 
     Parameters
     ----------
-    instance : Instance
     shape : tuple of int
         Grid and block, x first.
     shared : int
         Bytes of dynamic shared memory.
     pointers : int
         How many tensors a call passes.
-    layout : str
     values : tuple
         What follows the pointers in the kernel's struct.
     """

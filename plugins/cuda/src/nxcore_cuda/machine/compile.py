@@ -33,7 +33,6 @@ def run(command: Sequence[str | Path], what: str) -> None:
 
     Parameters
     ----------
-    command : sequence of str or Path
     what : str
         What it compiles, for the message where it fails.
     """

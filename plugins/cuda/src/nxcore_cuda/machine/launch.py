@@ -50,8 +50,6 @@ def Launch(  # noqa: N802  named as what it returns
 
     Parameters
     ----------
-    instance : Instance
-    device : torch.device
     grid, block : int or sequence of int
         Up to three each, x first.
     shared : int
@@ -73,13 +71,7 @@ def Launch(  # noqa: N802  named as what it returns
 
 
 def Guarded(vector: Launcher | None, scalar: Launcher) -> Launcher:  # noqa: N802  named as what it returns
-    """Return what calls ``vector`` where every tensor's data is 16-byte aligned, and ``scalar`` elsewhere.
-
-    Parameters
-    ----------
-    vector : Launch or None
-    scalar : Launch
-    """
+    """Return what calls ``vector`` where every tensor's data is 16-byte aligned, and ``scalar`` elsewhere."""
     return (OwnGuarded if host.current() is None else handle.Guarded)(vector, scalar)
 
 
@@ -99,7 +91,6 @@ def ticket(device: torch.device, count: int = TICKETS) -> Tensor:
 
     Parameters
     ----------
-    device : torch.device
     count : int
         How many are wanted.
     """

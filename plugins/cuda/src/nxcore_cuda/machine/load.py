@@ -115,7 +115,6 @@ def kernel(instance: Instance, index: int, shared: int, size: int) -> int:
 
     Parameters
     ----------
-    instance : Instance
     index : int
         Of the device.
     shared : int

@@ -26,9 +26,6 @@ def replay(
 
     Parameters
     ----------
-    kernel : Kernel
-    problem : Problem
-    *tile : Any
     bound : callable
         From what ``Host.handle`` takes to what ``Noted`` takes: compiles and loads.
     """
