@@ -215,18 +215,6 @@ def test_the_gains_of_expressions_are_those_of_the_record() -> None:
         assert f"| `{text}` | {' | '.join(found)} |" in page
 
 
-def test_the_gains_of_exponentials_are_those_of_the_records() -> None:
-    folder = ROOT / "benchmarks/results/intel-xeon-2-cores"
-    page = (ROOT / "docs" / "pointwise.md").read_text(encoding="utf-8")
-    gains = defaultdict(list)
-    names = ("2026-11-24-chains-before.json", "2026-11-24-chains.json")
-    before, now = (json.loads((folder / name).read_text(encoding="utf-8"))["rows"] for name in names)
-    for rows in zip(before, now, strict=True):
-        gains[rows[0]["expression"]].extend(f"{row['gain_of_pairs']:.2f}" for row in rows)
-    for text, found in gains.items():
-        assert f"| `{text}` | {' | '.join(found)} |" in page
-
-
 def test_the_reductions_on_an_h200_are_those_of_the_record() -> None:
     rows = json.loads((RESULTS / "2026-11-26-reductions.json").read_text(encoding="utf-8"))["rows"]
     page = (ROOT / "docs/performance/sum.md").read_text(encoding="utf-8")
