@@ -90,9 +90,13 @@ def test_a_graph_that_dynamo_splits_for_exchanges_of_gradients(compiled, tmp_pat
         spread.destroy_process_group()
 
 
-def test_a_graph_that_exchanges_tensors_is_refused():
+@pytest.mark.parametrize(
+    "target",
+    [torch.ops._c10d_functional.all_reduce, torch.distributed.all_reduce],
+    ids=["operator", "function"],
+)
+def test_a_graph_that_exchanges_tensors_is_refused(target):
     graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(torch.ops._c10d_functional.all_reduce, (x, "sum", "0")),))
+    graph.output((graph.call_function(target, (graph.placeholder("x"), "sum", "0")),))
     made = torch.fx.GraphModule({}, graph)
     assert front.refusal(made, torch.device("cpu")).startswith("its code exchanges tensors with other ranks")
