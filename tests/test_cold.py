@@ -1,7 +1,5 @@
 """``benchmarks/cold.py`` and ``benchmarks/stacks.py``: what they say of a process that begins cold."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

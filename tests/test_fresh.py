@@ -1,7 +1,5 @@
 """Processes that are forked from one that has imported torch are like those that a test would start."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """The folder of Numba's machine code: one for each state of the plugin, and none that is out of use."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """``make wheels``: what is built is told, and a wheel that is too large is an error."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tables of operators are drawn; docs/operators.md's example is a plugin that keeps every rule."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import types

@@ -1,7 +1,5 @@
 """The problems that matter most are measured first."""
 
-from __future__ import annotations
-
 import torch
 
 from benchmarks.order import by_worth

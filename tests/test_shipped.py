@@ -1,7 +1,5 @@
 """The wisdom in the package is of the kernels beside it. Neither a GPU nor a compiler is needed."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """The reproductions of ``benchmarks/wall.py``: short, without nxcore, and judged by one rule."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The choices of the shipped problems, and their explanations, are those of the golden files."""
 
-from __future__ import annotations
-
 import difflib
 
 import pytest

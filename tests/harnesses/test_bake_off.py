@@ -1,7 +1,5 @@
 """The table of ``docs/harnesses.md`` is that of ``python -m tests.harnesses``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Mutations of the kernels of lines, in every toolkit."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import AXIS, AXIS_BACK, BITS, LAST, MASK, NAN, STRIDE, TOP, Edit, Mutation, one
 from tests.hostile.of_cuda import MISALIGNED, half
 from tests.hostile.of_numba import ROUND

@@ -1,7 +1,5 @@
 """Mutations of CUDA C++ sources: of batch_norm, of lists of convolutions, of those on square planes."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import (
     BITS,
     FOREACH,

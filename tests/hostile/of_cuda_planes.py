@@ -1,7 +1,5 @@
 """Mutations of CUDA C++ sources: of the outputs of separable convolutions on square planes."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import BITS, FOREACH, MASK, NAN, SEPARABLE, STRIDE, one
 from tests.hostile.of_cuda import half
 

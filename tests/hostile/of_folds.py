@@ -1,7 +1,5 @@
 """Mutations of the kernels of the reductions that find an element, in CUDA C++."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import ELEMENTS, FOLDS, MASK, NAN, STRIDE, Edit, Mutation, one
 from tests.hostile.of_cuda import MISALIGNED
 

@@ -1,7 +1,5 @@
 """Mutations of the kernels of products and column sums in CUDA C++, and of convolutions on all backends."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import (
     BITS,
     COLUMNS,

@@ -1,7 +1,5 @@
 """Mutations of Triton's kernels, which the interpreter runs."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import (
     BITS,
     BLENDS,

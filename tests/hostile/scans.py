@@ -1,7 +1,5 @@
 """Mutations of the kernels of scans, in every toolkit."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import BITS, MASK, SCANS, SCATTERS, STRIDE, Edit, Mutation, one
 from tests.hostile.of_cuda import half
 from tests.hostile.of_triton import HALF

@@ -1,7 +1,5 @@
 """A right kernel keeps every rule; what leaves the stream or hangs is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

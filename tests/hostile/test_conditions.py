@@ -1,7 +1,5 @@
 """A kernel that is wrong under one condition alone, which no key has, is convicted before it serves."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What would end the program is a kernel's fault where the kernel raises it, and Ctrl-C is nobody's."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import signal

@@ -1,7 +1,5 @@
 """A kernel that changes a setting of the process is refused by the gate, the kit and the watch, by name."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

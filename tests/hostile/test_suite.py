@@ -1,7 +1,5 @@
 """A part of the suite of kernels that are wrong by rule; ``python -m tests.hostile`` runs all of it."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import random

@@ -1,7 +1,5 @@
 """A search's kernels are compiled by workers before its first epoch; what it computes is unchanged."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A patched search step where nothing may be compiled and nothing measured: what is on disk and on record."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

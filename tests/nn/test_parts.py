@@ -1,7 +1,5 @@
 """The table of a model's parts: what runs each, what passes have changed, what is saved, and why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Prepared, a model's problems are compiled and measured before its first step; it stays as it was."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

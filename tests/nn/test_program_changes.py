@@ -1,7 +1,5 @@
 """A change between the steps of an accelerated model that is replayed as dynamo's graphs: it is seen."""
 
-from __future__ import annotations
-
 import collections
 import contextvars
 import functools

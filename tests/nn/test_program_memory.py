@@ -1,7 +1,5 @@
 """Out of memory at each place of an accelerated model's replays: torch serves the call, with its numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

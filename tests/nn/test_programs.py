@@ -1,7 +1,5 @@
 """An accelerated model whose code the recorder can't read: its calls are dynamo's graphs, replayed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

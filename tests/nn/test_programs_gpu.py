@@ -1,7 +1,5 @@
 """An accelerated model whose calls a GPU replays: with a plain one's numbers, random ones too."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 

@@ -1,7 +1,5 @@
 """Processes that start one after another on one machine, with kernels of scripted speed and one cache."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """Ranks choose alike; keys carry the device of the tensors, whatever the current one is."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One tree of errors, each with attributes and the nearest name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The logger ``nxcore``: choices, verdicts, records, plans and the quarantine; nothing in a planned call."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """conv2d: padding, refusals with their numbers, tiles of the CPU, and products that look like float32's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

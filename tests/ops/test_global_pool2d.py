@@ -1,7 +1,5 @@
 """The global pools: what torch's give, where the maximum lies, and a gradient that is a view."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """sep_conv2d: which of torch's convolutions is its reference, by the precision that the process allows."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """sep_conv2d with a batch norm behind it, in one call: what lies between isn't rounded."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """sum_to_size: the transpose of broadcasting."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

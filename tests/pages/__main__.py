@@ -1,7 +1,5 @@
 """Print what the pages show and nobody runs, each with its reason: ``python -m tests.pages``."""
 
-from __future__ import annotations
-
 from tests.pages.blocks import blocks, pages
 
 for page in pages():

@@ -1,7 +1,5 @@
 """Kernels are compiled for a GPU in a process that has none."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

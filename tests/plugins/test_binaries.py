@@ -1,7 +1,5 @@
 """Binaries of Triton kernels in a wheel: they are loaded, and nothing is compiled, where the key agrees."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Programs that start at once on one empty cache disturb neither each other nor a later one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A compiled file of the cache is loaded only if this user's process kept it there."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("nxcore_cuda")

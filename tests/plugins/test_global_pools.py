@@ -1,7 +1,5 @@
 """Whatever tile the kernels of global_max_pool2d are given is right: those of large images too."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

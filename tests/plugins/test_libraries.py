@@ -1,7 +1,5 @@
 """Adapters of installed libraries, with a stand-in of each library on the CPU: its functions are torch's."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Numba's kernels without the interpreter return the bits of their plans, on as many threads."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

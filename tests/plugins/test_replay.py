@@ -1,7 +1,5 @@
 """Launches are repeated without the interpreter, and return the bits of the plan's own calls."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import importlib

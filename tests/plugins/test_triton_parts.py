@@ -1,7 +1,5 @@
 """Products of class fp32x by bfloat16 parts: their errors, what isn't finite, and what a GPU would run."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

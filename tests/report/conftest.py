@@ -1,7 +1,5 @@
 """The browser of a module's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.report.driven import BROWSER, DRIVER, scheme, wait

@@ -1,7 +1,5 @@
 """A browser that tests drive: where it is, and what they do with it."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

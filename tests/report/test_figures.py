@@ -1,7 +1,5 @@
 """The numbers: choice, regret, spread, intervals, break-even; each against a value worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading and joining: what can't be read is said and skipped, runs are never mixed."""
 
-from __future__ import annotations
-
 import pytest
 
 from nxcore.errors import InvalidInputError

@@ -1,7 +1,5 @@
 """Entrants of an accelerated model race its replays on real steps, and serve where they win."""
 
-from __future__ import annotations
-
 import pytest
 
 import nxcore

@@ -1,7 +1,5 @@
 """What several tests of calls with a gradient share."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

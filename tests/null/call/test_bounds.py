@@ -1,7 +1,5 @@
 """Memory is bounded, however many problems a process meets: by capacities, made small here."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Captured calls that need a gradient have the winners under capture, whichever the eager ones are."""
 
-from __future__ import annotations
-
 import torch
 
 from nxcore.call import gradient_route

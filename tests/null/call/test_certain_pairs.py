@@ -1,7 +1,5 @@
 """A pair whose halves gain much is faster for certain: a call doesn't race it."""
 
-from __future__ import annotations
-
 from types import MappingProxyType, SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """A call that needs a gradient is torch's own while torch serves both ways, and is learnt from."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from dataclasses import replace

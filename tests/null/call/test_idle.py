@@ -1,7 +1,5 @@
 """A call that has nothing to compute: told once, by the operator, and no kernel is asked."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

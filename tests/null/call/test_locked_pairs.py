@@ -1,7 +1,5 @@
 """A lock holds what forward and backward together decided, so that processes and ranks choose alike."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

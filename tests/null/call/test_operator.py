@@ -1,7 +1,5 @@
 """A call is one key and one look-up; whatever is unusual is torch's; a kernel that fails is replaced."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import weakref

@@ -1,7 +1,5 @@
 """``out=`` is written once, never read half-written; a kernel that fails is replaced by torch."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Both ways are joined by Python or by the extension: what a measured pair says on the other path."""
 
-from __future__ import annotations
-
 from nxcore.graphs.graphed import deciding
 from nxcore.spec import launched
 from tests.null import fakes

@@ -1,7 +1,5 @@
 """nxcore.use: who is asked first, and who isn't asked at all."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

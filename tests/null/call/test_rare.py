@@ -1,7 +1,5 @@
 """A shape that is met rarely costs a look-up: torch serves it, and nothing is described, chosen or learnt."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

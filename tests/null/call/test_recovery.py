@@ -1,7 +1,5 @@
 """A kernel fails in a call: the caller gets the right answer and one warning, and calls like it move on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Workers compile for a GPU that they don't have, the problem and each sample on its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """How many workers a program may have: none where that would surprise somebody."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 

@@ -1,7 +1,5 @@
 """Before a capture: torch serves calls whose place a replay takes, and what is unknown is learnt."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Kernels that win on record for a network's sizes are verified while torch serves its first calls."""
 
-from __future__ import annotations
-
 import functools
 import sys
 

@@ -1,7 +1,5 @@
 """Who runs a call, since when, and what would change it; here and on a device that isn't here."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """Family decisions: under online a size between two that one kernel clearly won is served by it, unlearnt."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Families of problems: what two of one family share, and what are their sizes."""
 
-from __future__ import annotations
-
 import torch
 
 from nxcore.choose import family

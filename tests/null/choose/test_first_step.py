@@ -1,7 +1,5 @@
 """The first step of a patched network on an unknown device: what it compiles and races in its calls."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A race without a verdict chooses nothing: torch serves, no record is written, and it is repeated later."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

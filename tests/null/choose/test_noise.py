@@ -1,7 +1,5 @@
 """A race that noise spoilt decides nothing for good: it is held again, and a clear decision outlives it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

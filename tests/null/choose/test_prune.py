@@ -1,7 +1,5 @@
 """Pruning: of an unknown problem's kernels only those that may win are compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Recorded: what is on record about an operator."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Eager calls and captured ones have a winner each: chosen together, kept together, told together."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

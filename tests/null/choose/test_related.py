@@ -1,7 +1,5 @@
 """Figures of elsewhere: shipped, imported, of a related device; and what is kept of pages at hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A shortage of the machine refuses no kernel for the rest of the process."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from concurrent.futures import ThreadPoolExecutor

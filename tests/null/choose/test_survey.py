@@ -1,7 +1,5 @@
 """Problems are measured by a process beside the program, which reads what it found."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

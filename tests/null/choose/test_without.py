@@ -1,7 +1,5 @@
 """NXCORE_NO_JIT and NXCORE_NO_MEASURE: nothing is compiled, nothing is raced, and what is known serves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Workers compile beside the program: their failures are told, and none outlives it."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

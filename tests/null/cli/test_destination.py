@@ -1,7 +1,5 @@
 """Files and folders that a command writes: one error line at once, and no result lost at the end."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

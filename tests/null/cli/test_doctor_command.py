@@ -1,7 +1,5 @@
 """``nxcore doctor``: which calls of a program would need a compiler."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

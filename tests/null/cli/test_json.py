@@ -1,7 +1,5 @@
 """Every command and flag that ``--help`` shows, once; what ``--json`` prints is read as standard JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """``nxcore audit``: the kernels of one package, by the kit and by the clock."""
 
-from __future__ import annotations
-
 import json
 import zlib
 

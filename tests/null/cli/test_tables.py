@@ -1,7 +1,5 @@
 """What a terminal shows of help, broken plugins and operators."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

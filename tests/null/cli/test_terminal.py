@@ -1,7 +1,5 @@
 """Tables fit the terminal, and a pipe gets whole words."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """``nxcore verify``: rows for people and for machines, exit status 1 where something is wrong."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Generated modules: the text runs, whatever lies on disk."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

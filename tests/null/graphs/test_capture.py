@@ -1,7 +1,5 @@
 """How a run and a replay are compared, and when calls are captured; no device is needed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

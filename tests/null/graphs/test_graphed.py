@@ -1,7 +1,5 @@
 """What of a captured function needs no device: signatures, who is forgotten, and refusals in words."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

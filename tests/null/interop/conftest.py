@@ -1,7 +1,5 @@
 """A session for what torch calls by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

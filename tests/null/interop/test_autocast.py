@@ -1,7 +1,5 @@
 """Under autocast dtypes are torch's, and kernels serve wherever the operator says what autocast does."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 

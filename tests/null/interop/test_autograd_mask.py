@@ -1,7 +1,5 @@
 """A backward kernel is told which gradients are wanted, and computes no other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Runs for captures: their launches are the interpreter's, as a capture's are, and results are not copied."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """What is exported runs in a fresh process; inductor's code and its CUDA graphs call the kernels."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

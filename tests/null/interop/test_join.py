@@ -1,7 +1,5 @@
 """The node of autograd of the compiled path: hooks, versions, streams, threads and memory as torch's own."""
 
-from __future__ import annotations
-
 import gc
 import resource
 import weakref

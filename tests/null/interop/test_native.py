@@ -1,7 +1,5 @@
 """The compiled path: when it is used, what it hands to Python, what it keeps alive, and what it frees."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Launches are repeated without the interpreter: with a call's tensors, or not at all."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 

@@ -1,7 +1,5 @@
 """Calls are told from calls with DTensors, whatever has been imported."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

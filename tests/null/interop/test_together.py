@@ -1,7 +1,5 @@
 """Gradients of many candidates are allocated together where a GPU's launch is repeated."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A race may end early where every decision is clear by far."""
 
-from __future__ import annotations
-
 from nxcore.measure.decision import decide, settled
 from tests.null.measure.test_decision import again, one
 

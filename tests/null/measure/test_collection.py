@@ -1,7 +1,5 @@
 """The pause of the collection of garbage."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -4,8 +4,6 @@ What is held to: no candidate that is slower, or the same, is ever taken for fas
 which is p < 0.01 a family of candidates; and what is faster by a tenth is always found.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Ties: noise changes no choice, in this process, another one, or on another rank."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Progress: a bar in a terminal, lines elsewhere if they are wanted."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """Measuring in first calls is silent while it is short, and says what it does where it takes long."""
 
-from __future__ import annotations
-
 from nxcore.observe.bar import EVERY_S, LONG_S, Measuring
 
 

@@ -1,7 +1,5 @@
 """Problems measured ahead of their calls: once, thoroughly, as far as the budget goes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Audits: what is counted, on timings made up and clocks that are told; one process of its own."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 

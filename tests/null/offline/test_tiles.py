@@ -1,7 +1,5 @@
 """The tiles of a kernel: each held to the truth, timed beside the one that the planner takes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

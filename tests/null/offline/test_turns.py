@@ -1,7 +1,5 @@
 """Turns: kernels are compiled beside measuring on a GPU, and whatever is ready goes first."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Small networks, and their steps."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """The backend ``nxcore`` of ``torch.compile``."""
 
-from __future__ import annotations
-
 import gc
 import tomllib
 from importlib import import_module

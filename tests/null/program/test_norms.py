@@ -1,7 +1,5 @@
 """Norms that models write out: each is one call of torch's function, by its structure alone."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

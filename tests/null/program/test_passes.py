@@ -1,7 +1,5 @@
 """Passes over a graph of torch's functions: kernels are launched where they are chosen."""
 
-from __future__ import annotations
-
 import copy
 import sys
 

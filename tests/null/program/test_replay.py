@@ -1,7 +1,5 @@
 """A graph of dynamo's: its steps are replayed with the numbers of plain ones, or run, and it says why."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

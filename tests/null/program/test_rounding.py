@@ -1,7 +1,5 @@
 """An audit tells another rounding of a deep network's numbers from a fault."""
 
-from __future__ import annotations
-
 import copy
 import random
 import re

@@ -1,7 +1,5 @@
 """torch.compile of each reference: only on request, one function a problem, compiled once."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from dataclasses import replace

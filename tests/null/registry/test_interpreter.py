@@ -1,7 +1,5 @@
 """A process that is started finds modules where this one does, whatever its folders are called."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Names are unique, strangers are refused, and a probe is asked once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

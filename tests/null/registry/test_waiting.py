@@ -1,7 +1,5 @@
 """A plugin that takes long is named in a line, once."""
 
-from __future__ import annotations
-
 import threading
 import time
 

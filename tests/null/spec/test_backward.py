@@ -1,7 +1,5 @@
 """The backward operator of another: what is derived is what somebody would write."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

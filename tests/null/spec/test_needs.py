@@ -1,7 +1,5 @@
 """What a kernel needs of a call: each need refuses what it is there for, with its code and its text."""
 
-from __future__ import annotations
-
 import torch
 
 from nxcore.spec.kernel import Code, no

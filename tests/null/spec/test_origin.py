@@ -1,7 +1,5 @@
 """Commands that install this project's packages: they work from where they are shown."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Results are described as torch lays them out, and torch's compiler isn't imported for it."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

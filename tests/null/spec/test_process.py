@@ -1,7 +1,5 @@
 """What a toolkit changes of the process is put back; what the program changes stays."""
 
-from __future__ import annotations
-
 import warnings
 
 import sympy

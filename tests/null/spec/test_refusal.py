@@ -1,7 +1,5 @@
 """A refusal is data: a code for programs, words for readers, and no program that reads the words."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

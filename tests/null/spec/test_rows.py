@@ -1,7 +1,5 @@
 """Rows: a call's tensors along their last dimension, where they lie evenly in memory."""
 
-from __future__ import annotations
-
 import torch
 
 from nxcore.plugin import Problem, Rows

@@ -1,7 +1,5 @@
 """Errors of the machine are no kernel's fault; errors of a kernel are."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 

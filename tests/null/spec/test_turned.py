@@ -1,7 +1,5 @@
 """Turned windows see the outputs that saw their pixels, and every pixel is in one of them."""
 
-from __future__ import annotations
-
 from nxcore.spec.turned import turned_windows
 from nxcore.spec.window import Window
 from tests.table import for_each

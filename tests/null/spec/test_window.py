@@ -1,7 +1,5 @@
 """A window as data says what torch says: how many outputs, and where their inputs lie."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import assume, given

@@ -1,7 +1,5 @@
 """What is on disk is whole, of this user, or a miss with one warning."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

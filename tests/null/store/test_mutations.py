@@ -1,7 +1,5 @@
 """A document that holds anything at all is a miss, and never an exception from a call."""
 
-from __future__ import annotations
-
 import json
 import random
 import warnings

@@ -1,7 +1,5 @@
 """What is loaded, executed or believed is the user's or root's, and nobody else can exchange it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

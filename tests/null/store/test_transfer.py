@@ -1,7 +1,5 @@
 """Wisdom as a file: carried over whole, put together by date, refused where it makes no sense; and locks."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

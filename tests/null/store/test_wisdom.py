@@ -1,7 +1,5 @@
 """What one process measured, the next one knows; what changed is measured again, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

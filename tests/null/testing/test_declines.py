@@ -1,7 +1,5 @@
 """The list of what kernels refuse: read as it was written, and what is wrong with it is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from nxcore.errors import InvalidInputError

@@ -1,7 +1,5 @@
 """Kernels held to the rules in processes of their own: a child imports this module for its registry."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The conformance kit as a user runs it: pytest's options, from a folder that knows nothing of nxcore."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The kit's rules of a CUDA device, each with a kernel that it is there for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Forms of results, and copies of arguments."""
 
-from __future__ import annotations
-
 import torch
 
 from nxcore.trust.form import form, meet, misformed, spans, twin

@@ -1,7 +1,5 @@
 """Nothing serves a call before it agreed with the truth, and what is known of it is asked once."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Verdicts are those of one path of calls, times count on both."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 

@@ -1,7 +1,5 @@
 """A kernel that did wrong is kept from calls, with a reason, for a term, and across processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

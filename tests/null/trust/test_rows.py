@@ -1,7 +1,5 @@
 """Rows: which results of a large call are audited, and that a kernel wrong in one of them is convicted."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The samples that verify a kernel: layouts of a call, and samples of each."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

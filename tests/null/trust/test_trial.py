@@ -1,7 +1,5 @@
 """A kernel in which a process ended is tried in a process of its own before that is believed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

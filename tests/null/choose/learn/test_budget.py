@@ -1,7 +1,5 @@
 """Work in the background takes its share and no more, ends with the program, and survives a fork."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Doubt: a choice by figures of elsewhere is confirmed once, and where they are wrong it is learnt anew."""
 
-from __future__ import annotations
-
 import logging
 import time
 

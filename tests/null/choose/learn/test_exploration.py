@@ -1,7 +1,5 @@
 """A problem's kernels are raced beside its own calls, for a while each, and torch serves them until then."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """The first seconds: what is on disk is there at once, what must be compiled later, the hottest first."""
 
-from __future__ import annotations
-
 import functools
 import threading
 

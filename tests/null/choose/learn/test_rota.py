@@ -1,7 +1,5 @@
 """Rota: how long a fault lives and what audits cost, measured by a simulated clock; and turns of problems."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Watches: the schedule, what is no conviction, what is left alone, and what a resting watch costs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Audits on CUDA: compared on the device, told later, and never in a capture."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Watches: which calls are audited beyond the share of time, and how closely."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Entrants: a graph compiled by a mode or backend of ``torch.compile`` serves in place of its replays."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

@@ -1,7 +1,5 @@
 """``nxcore.testing.verify``: a kernel with each kind of fault fails by the check that is about it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
