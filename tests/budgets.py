@@ -3,8 +3,6 @@
 A change that needs more takes it from elsewhere. Who lowers a count lowers its budget in ``BUDGETS`` too.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable, Iterator
@@ -39,7 +37,6 @@ ADDED_OPERATORS = {
     "scans",
     "scatters",
     "softmaxes",
-    "lines",
 }
 ADDED_FOLDERS = frozenset(
     (
