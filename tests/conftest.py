@@ -1,7 +1,5 @@
 """What every test here shares: the device, and no test for a GPU where there is none."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

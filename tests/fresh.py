@@ -4,8 +4,6 @@ One process imports torch, which takes seconds, and forks for each that is asked
 read options of Python, or variables that Python or torch read while they are loaded, isn't for here.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc

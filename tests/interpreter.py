@@ -4,8 +4,6 @@ Most of its time is its own bookkeeping: a value of a kernel has a type and a sh
 the same few numbers at every operation. What is computed stays the same.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading

@@ -4,8 +4,6 @@ Numba looks at the file of a function, and not at files whose functions it calls
 has a folder of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Calls take two paths, Python's and the compiled one: what is tested of calls is tested on both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stand-ins: the functions and numbers that tests of one file put in place of a module's, by one fixture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A reader of JSON as the standard has it: Python's own also takes ``Infinity`` and ``NaN``."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

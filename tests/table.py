@@ -1,7 +1,5 @@
 """Tests of many rows: one case goes through all of them, and a failure names the row."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """A benchmark that sets threads or variables says why: what users are promised is taken as users run."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """Budgets may only fall, and what they count is what a change adds."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """``benchmarks/calibrate.py``: what the images allow, at a size for a CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """The figures of the README and of the page on figures, computed again from the records that they name."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

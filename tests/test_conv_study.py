@@ -1,7 +1,5 @@
 """``python -m benchmarks.conv_study``: its processes, its record and its page."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """The main job, run as a user runs it: in a process of its own, its output in a pipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

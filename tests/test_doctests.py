@@ -1,7 +1,5 @@
 """Every public name has an example in its docstring, and the examples are true."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The identity of every kernel, on copies of this tree in which one thing is edited."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import dataclass, field

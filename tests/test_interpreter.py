@@ -1,7 +1,5 @@
 """Triton's interpreter keeps the types and shapes that it works out."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

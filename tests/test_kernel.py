@@ -1,7 +1,5 @@
 """``benchmarks/kernel.py``: an operator's kernels beside torch's idioms, its tiles, and single calls."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What conftest.py does: tests that it names are there, and a test draws the same numbers in every run."""
 
-from __future__ import annotations
-
 import random
 import runpy
 import zlib

@@ -1,7 +1,5 @@
 """Every record has the commit at which it was made and its command, in the table of docs/records.md."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gate that compares a commit with its parent: what is slower, and what it says without a parent."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """``benchmarks/shapes.py``: the benchmark of ever new shapes has arguments for every operator."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

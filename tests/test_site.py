@@ -1,7 +1,5 @@
 """The documentation's site: what stands where in its navigation, its reference, and what its buttons copy."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The table of whole models: ``benchmarks/steps.py``."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

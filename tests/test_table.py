@@ -1,7 +1,5 @@
 """Tests of many rows, and the tests of the kit that take several steps: what fails is named, and all runs."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

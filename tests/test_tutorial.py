@@ -10,8 +10,6 @@ isn't asked for torch and pytest: they are links to this environment's packages,
 it for hatchling where that is installed; where it isn't, pip fetches it to build, as for ``test_wheels``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 What they depend on is found in that environment, and must be all that they ask for.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The words that users read: plain subjects, the glossary's terms, no persons and no riddles."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The problems of whole models in ``benchmarks/workloads``, and the record that is made of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

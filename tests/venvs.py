@@ -1,7 +1,5 @@
 """A stranger's virtual environment, without the minutes that pip takes to unpack torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

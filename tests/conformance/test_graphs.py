@@ -1,7 +1,5 @@
 """nxcore.graphed on a CUDA device: many shapes, gradients, whole steps, and every graph-safe kernel."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from typing import Any

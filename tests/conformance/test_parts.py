@@ -1,7 +1,5 @@
 """nxcore.nn.Part on a CUDA device: a search network that replays its cells learns what a plain one learns."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from typing import Any

@@ -5,8 +5,6 @@ stream of the call, where the kernel runs too, so that nothing in nxcore calls `
 another stream are the caller's to record, as for torch's own operators.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ A transform sees the kinds of an operator's arguments and its gradient, and no k
 are alike in these, the first stands for all. ``tests/null/interop/test_autograd.py`` has every operator.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The float64 truth is torch's own: it must not depend on the device that it is computed on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

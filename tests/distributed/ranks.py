@@ -1,7 +1,5 @@
 """What each of two ranks does: every case is a function that raises where something is wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

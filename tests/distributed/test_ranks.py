@@ -3,8 +3,6 @@
 All cases are one test: most of its time is the start of two processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 ``GOLDEN=write python -m pytest tests/nn/test_launches.py tests/nas/test_launches.py`` writes them anew.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

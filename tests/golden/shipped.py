@@ -3,8 +3,6 @@
 ``python -m tests.golden.shipped`` writes the files anew. A commit that moves a line says why.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Run the bake-off, and print its table: ``python -m tests.harnesses``."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

@@ -1,7 +1,5 @@
 """32 wrong kernels that were written before the check was: faults of generated kernels, in plain torch."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Right kernels that add up in other orders and precisions than torch, as kernels for devices do."""
 
-from __future__ import annotations
-
 import math
 
 import torch

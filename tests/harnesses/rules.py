@@ -3,8 +3,6 @@
 Each returns whether it accepts the kernel. What a rule doesn't look at isn't looked at here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """24 wrong kernels that were written by someone who knows the check: gradients, memory, state, rare cases."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the kernels of the bake-off compute: references in torch, and the inputs of a benchmark."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

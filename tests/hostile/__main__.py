@@ -5,8 +5,6 @@
 The seed is drawn anew where none is given. ``grammar`` has the kernels, and what is promised of each.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

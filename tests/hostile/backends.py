@@ -1,7 +1,5 @@
 """A loopback backend, which is the reference in disguise, and two that need a process or a device."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

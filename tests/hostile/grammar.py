@@ -4,8 +4,6 @@ Mutations of the source of a plain kernel are the other rule. Nothing here reads
 references nor its samples.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import inspect

@@ -3,8 +3,6 @@
 python -m tests.hostile.innocent [CASES [SEED]]
 """
 
-from __future__ import annotations
-
 import errno
 import inspect
 import os

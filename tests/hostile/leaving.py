@@ -1,7 +1,5 @@
 """A kernel for each setting that it must leave alone: its results are right, and it changes the setting."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

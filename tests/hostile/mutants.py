@@ -6,8 +6,6 @@ One process imports torch and the toolkit once and forks for each mutation: ther
 in place of the plugin, and may crash. The installed files are left alone.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

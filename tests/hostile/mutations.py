@@ -5,8 +5,6 @@ way, a stride is another's, softmax doesn't subtract the maximum, NaN is dropped
 of the kernel as text, which must occur exactly as often as is said here: a mutation can't rot.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 Where a whole mask gone would write over the allocator's own memory, it lets one element too many through.
 """
 
-from __future__ import annotations
-
 from tests.hostile.mutations import (
     BITS,
     BLENDS,

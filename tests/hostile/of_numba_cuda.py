@@ -1,7 +1,5 @@
 """Mutations of Numba's CUDA kernels, which the simulator runs: it refuses an index past the end by itself."""
 
-from __future__ import annotations
-
 from tests.hostile.mutations import (
     BITS,
     GLOBAL_BACK,

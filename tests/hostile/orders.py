@@ -3,8 +3,6 @@
 Nothing here reads nxcore, as in the grammar of wrong ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

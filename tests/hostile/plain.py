@@ -3,8 +3,6 @@
 Their sources are what ``mutants`` mutates. Nothing here reads nxcore: neither its references nor its samples.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The kernels of the suite, drawn by a seed, and what became of them in processes of their own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ inductor have no kernel to break, only calls of XLA's and torch's own operators;
 ``cuda``.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -4,8 +4,6 @@ The patterns are from public reports on benchmarks of generated kernels. Two nee
 other than the current one (``test_backends``), and a part of the cache that is kept for one kernel.
 """
 
-from __future__ import annotations
-
 import signal
 import statistics
 import threading

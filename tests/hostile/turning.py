@@ -3,8 +3,6 @@
 Each is the reference in disguise until ``turn`` is called; from then on it is wrong in its own way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

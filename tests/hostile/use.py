@@ -1,7 +1,5 @@
 """A program that uses a kernel as a user would, and the wrong results it gets; its clock is simulated."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import os

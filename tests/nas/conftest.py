@@ -1,7 +1,5 @@
 """What these tests share: nothing is measured, for what is held here are numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What a captured call does together, switched off or on for a test."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A module is given back within its call, as another thread may do it, at each line of our code."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

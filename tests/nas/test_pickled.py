@@ -1,7 +1,5 @@
 """A patched network is copied as it is, and pickled as it was."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import multiprocessing

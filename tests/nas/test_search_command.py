@@ -1,7 +1,6 @@
 """nxcore search from end to end, with the least that can be searched; and what it draws."""
 
 import dataclasses
-import io
 import json
 import re
 import sys
@@ -15,6 +14,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.nas import Genotype, Trainer, picture
 from tests.nas.test_trainer import LEAST, images, same, without_time
 from tests.null.cli.commands import command
+from tests.null.observe.test_bar import Terminal
 from tests.stand_ins import stand_in
 from tests.table import for_each
 
@@ -152,11 +152,6 @@ def test_a_folder_that_holds_a_search_is_kept(tmp_path):
     (tmp_path / "checkpoint.pt").write_text("")
     with pytest.raises(InvalidInputError, match=r"output must be a new folder, .* --resume .* continues it"):
         run("-o", tmp_path)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch, sys_has):

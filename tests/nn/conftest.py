@@ -1,7 +1,5 @@
 """What serves the modules of nxcore.nn in these tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Small networks in the style of torchvision's, and a DARTS-like one, made of torch's modules alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

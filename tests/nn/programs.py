@@ -1,7 +1,5 @@
 """What a program does to a model, done to a plain one and to one of nxcore's; both must come to the same."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A model that torch.compile has traced is accelerated, restored, patched and copied meanwhile."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Torch's tools that take a whole model take an accelerated one, or say what to do before."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Every module, and the operators themselves, are exported as torch's own are."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torch.fx keeps accelerated modules whole, as it keeps torch's."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

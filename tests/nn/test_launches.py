@@ -1,7 +1,5 @@
 """What a replay of an accelerated classifier launches is what it launched before."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

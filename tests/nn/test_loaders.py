@@ -1,7 +1,5 @@
 """Workers of a data loader call operators and modules, however they were started."""
 
-from __future__ import annotations
-
 import multiprocessing
 
 import pytest

@@ -1,7 +1,5 @@
 """Tools of torch's that look a module up by its exact class find torch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import fx, nn

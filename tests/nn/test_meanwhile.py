@@ -1,7 +1,5 @@
 """A module's class changes while another thread, or a hook, is within its call."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

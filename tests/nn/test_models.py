@@ -1,23 +1,19 @@
 """What serves the modules of a model, why, and what it saves."""
 
-from __future__ import annotations
-
 import json
 import sys
 
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import nxcore
-from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
 from nxcore.nn import exchange, steps
 from nxcore.nn.served import IDLES
-from tests.nn.test_survey import X, network, session
+from tests.nn.test_survey import X, network, run, session
 from tests.stand_ins import stand_in
 
 sys_has = stand_in(sys)
@@ -138,13 +134,6 @@ def test_rows_that_torch_serves_save_nothing() -> None:
         found = nxcore.status(model, X)
     assert {row.saved_us for row in found.rows if row.state != "kernel"} == {0.0}
     assert "-0.0" not in str(found)
-
-
-def run(*words: str) -> str:
-    done = CliRunner().invoke(app, ["explain", *words])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.output
 
 
 @pytest.mark.usefixtures("session")

@@ -1,7 +1,5 @@
 """nxcore.nn: torch's constructors and answers, and torch's own forward where no operator serves."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """Whole networks, accelerated and plain, beside the same network in float64."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A batch norm in evaluation and the activation after it: when one operator computes both."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

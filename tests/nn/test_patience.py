@@ -1,7 +1,5 @@
 """Steps are as fast as plain ones after ten seconds, whatever is learnt. The clock is the test's."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Fifty steps of an accelerated model in each mode that a program has: with a plain one's numbers."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

@@ -1,7 +1,5 @@
 """Programs that trace, compile, export and convert a model."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Programs that copy, save, load, move and share a model."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Programs that look into a model, hang something on it, or exchange a part of it."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

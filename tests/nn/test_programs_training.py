@@ -1,7 +1,5 @@
 """Programs that train a model, differentiate it, or run it under a context of torch's."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Sequential: four layers that are one operator, and when they aren't."""
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A module rests while torch serves it for good: its forward is torch's own. It wakes when that may end."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator

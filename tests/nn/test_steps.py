@@ -1,7 +1,5 @@
 """A model's steps are compared with plain ones, and modules that don't pay are given back."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 

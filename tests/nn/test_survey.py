@@ -1,7 +1,5 @@
 """What an accelerated model does, told from its calls and from a recording of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """accelerate and restore: what changes is a module's class, and it changes back."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

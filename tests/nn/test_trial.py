@@ -1,7 +1,5 @@
 """Blocks of steps and the steps around them: what is compared, and what follows from it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

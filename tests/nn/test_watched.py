@@ -1,7 +1,5 @@
 """A model with a watch over its steps: copies, checkpoints, compilers, threads, and what ends the watch."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

@@ -1,7 +1,5 @@
 """A watch over a model whose steps are replayed: they are kept, or given back with all else, as they pay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A network, accelerated: its calls are replayed as dynamo's graphs."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import random

@@ -1,7 +1,5 @@
 """Backends with scripted behaviour, a clock that moves when it is told to, and plugins made of air."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import types

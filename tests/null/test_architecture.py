@@ -1,7 +1,5 @@
 """The repository's shape: one name is the address, nothing heavy is imported early, all is documented."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """A backend of this repository is a folder under ``plugins``; lists of backends are held to the folders."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from importlib.metadata import EntryPoint

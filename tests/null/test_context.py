@@ -1,7 +1,5 @@
 """What lies below the session finds it, and an observer hears of gradients where it says that it wants to."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Imports go downwards, those inside of functions and by name too; every folder says in one line how far."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

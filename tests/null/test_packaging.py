@@ -1,7 +1,5 @@
 """What a package index shows of each distribution, and what installing them asks for."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

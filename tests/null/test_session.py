@@ -1,7 +1,5 @@
 """A session interns operators, measures a new problem once, and can say why."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """The backends that an operator's own tests run on: torch, the default choice, and whatever is ready here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What is true of add alone: torch's promotion, broadcasting and ``out``, on every backend."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """batch_norm: what it keeps has no gradient, and a variance that cancels is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """batch_norm_sum: the operators that it stands for, one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What is true of cumsum alone, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

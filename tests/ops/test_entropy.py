@@ -1,7 +1,5 @@
 """What is true of entropy alone: its range, probabilities of 0, and its gradient, on every backend."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

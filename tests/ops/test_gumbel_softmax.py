@@ -1,7 +1,5 @@
 """What is true of gumbel_softmax alone: whose noise it is, what is hard and what soft, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

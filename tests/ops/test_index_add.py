@@ -1,7 +1,5 @@
 """What is true of index_add and embedding_dense_backward alone, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

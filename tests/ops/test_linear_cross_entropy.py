@@ -1,7 +1,5 @@
 """What is true of linear_cross_entropy alone: its memory, its gradients, and what torch's own has."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

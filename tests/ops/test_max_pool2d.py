@@ -1,7 +1,5 @@
 """max_pool2d: where the maximum lies, what is kept for the gradient, and what torch's own users see."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

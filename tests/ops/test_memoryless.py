@@ -1,7 +1,5 @@
 """Tensors without memory of their own: no kernel may take their address, so the reference serves them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

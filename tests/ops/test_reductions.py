@@ -1,7 +1,5 @@
 """mean, amax, amin, max, min, argmax, argmin, any, all: what they have of torch's rules, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

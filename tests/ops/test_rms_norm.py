@@ -1,7 +1,5 @@
 """What is true of rms_norm alone, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

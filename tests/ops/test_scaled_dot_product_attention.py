@@ -1,7 +1,5 @@
 """What is true of scaled_dot_product_attention alone: its entrants, their refusals, and torch's gradients."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is true of softmax and log_softmax alone, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

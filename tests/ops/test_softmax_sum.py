@@ -1,7 +1,5 @@
 """What is true of softmax_sum alone: logits that learn, and lazy views."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What is true of sum alone: torch's axes and dtypes, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

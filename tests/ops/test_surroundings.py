@@ -1,7 +1,5 @@
 """What is in force around a call, or happens to it later: transforms, copies, forks, written outs."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

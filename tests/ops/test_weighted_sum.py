@@ -1,7 +1,5 @@
 """What is true of weighted_sum alone: its weights are those of softmax_sum."""
 
-from __future__ import annotations
-
 import torch
 
 import nxcore

@@ -1,7 +1,5 @@
 """Arguments that no call should have, and those that only look as if it shouldn't."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

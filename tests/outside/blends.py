@@ -1,7 +1,5 @@
 """Strategies of the operators that blend tensors; they enter themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

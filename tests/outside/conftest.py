@@ -1,7 +1,5 @@
 """What these tests share: one thread."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

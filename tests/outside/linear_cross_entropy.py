@@ -1,7 +1,5 @@
 """Strategies: valid calls of linear_cross_entropy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Strategies of the norms: they enter themselves with the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

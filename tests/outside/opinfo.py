@@ -4,8 +4,6 @@ A script, run in a process of its own: importing the database freezes cudnn's fl
 database is private to torch, and a floor only: its samples are small.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Right calls of matmul, drawn by hypothesis; entered among those of ``strategies``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

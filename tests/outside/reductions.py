@@ -1,7 +1,5 @@
 """Calls of the reductions: of any axes, of one axis, and of indices along it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

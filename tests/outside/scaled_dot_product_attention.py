@@ -1,7 +1,5 @@
 """Strategies: valid calls of scaled_dot_product_attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Right calls of every operator, drawn by hypothesis: one strategy an operator, found by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

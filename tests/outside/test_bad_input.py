@@ -4,8 +4,6 @@ A wrong call ends in an ``InvalidInputError``, or in the ``TypeError`` of a sign
 everywhere. A right one ends in a result; or the one backend asked for declines it, with its reasons.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Iterator

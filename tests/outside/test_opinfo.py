@@ -1,7 +1,5 @@
 """Torch's OpInfo samples, run on every operator that torch has; a second source beside our own samples."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ kernels compute at full speed; an interpreter and an emulator are given fewer an
 ``PROPERTY_EXAMPLES`` in the environment each kernel is given as many as it says.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any

@@ -8,8 +8,6 @@ A mark is an HTML comment directly above a block, which a reader of the page doe
 - ``<!-- printed -->``, above a block of ``text``: what the block before it prints.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A page's blocks, run in order as its reader would: Python in this process, commands in one shell."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import dis

@@ -1,7 +1,5 @@
 """A reader's shell, what a page shows of its output, and the environment of a stranger."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """What the pages leave out has a reason, and what they name within their text exists."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -6,8 +6,6 @@ how to install it, else the core and plugins, as wheels. Nothing of this suite's
 Numba keeps the machine code of all pages in one folder.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

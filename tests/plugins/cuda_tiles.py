@@ -1,7 +1,5 @@
 """Kernels of CUDA C++ with a tile of the test's: planned, and compared with float64."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -29,3 +27,9 @@ def judge(op: str, args: tuple[Any, ...], tile: Any = None) -> None:
     """Run an operator and compare it with float64."""
     found = agreement(planner(op).plan(Problem.of(SPECS[op], args), tile), SPECS[op], args)
     assert found.ok, (tile, found.reason)
+
+
+def begun_elsewhere(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """Return the arguments with the first ``count``, tensors, at addresses that no vector begins at."""
+    moved = (torch.empty(x.numel() + 1, device=DEVICE)[1:].view(x.shape).copy_(x) for x in args[:count])
+    return (*moved, *args[count:])

@@ -3,8 +3,6 @@
 Run as a script, in an interpreter of its own: the state is the process's.
 """
 
-from __future__ import annotations
-
 import decimal
 import gc
 import json

@@ -12,6 +12,7 @@ pytest.importorskip("nxcore_cuda")
 from nxcore_cuda import parts_forward, planes, sep_conv2d
 from nxcore_cuda.parts_forward import TILES, Part
 
+from tests.plugins.cuda_tiles import begun_elsewhere
 from tests.plugins.test_cuda_planes_forward import BLOCK, DEVICE, SINGLE, SPECS, judge
 from tests.table import for_each
 
@@ -63,11 +64,8 @@ def test_pixels_that_are_not_finite_count_where_a_window_sees_them(value):
 
 @pytest.mark.parametrize("plane", [(72, 16, 1), (144, 16, 2)], ids=str)
 def test_tensors_that_begin_anywhere(plane):
-    args = list(arguments(1, *plane, *WINDOWS[0]))
-    for i in range(3):
-        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
-        args[i] = moved.copy_(args[i])
-    problem = Problem.of(SPECS[SINGLE], tuple(args))
+    args = begun_elsewhere(arguments(1, *plane, *WINDOWS[0]), 3)
+    problem = Problem.of(SPECS[SINGLE], args)
     shape = problem.outputs.shape
     out = torch.empty(math.prod(shape) + 1, device=DEVICE)[1:].view(shape)
     launch, _ = sep_conv2d.launched(problem, tiles_of(args)[0])

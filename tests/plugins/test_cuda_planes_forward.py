@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nxcore.spec.problem import Problem
-from tests.plugins.cuda_tiles import DEVICE, SPECS, judge, tiles_of
+from tests.plugins.cuda_tiles import DEVICE, SPECS, begun_elsewhere, judge, tiles_of
 
 pytest.importorskip("nxcore_cuda")
 
@@ -71,11 +71,8 @@ def test_pixels_that_are_not_finite_count_where_a_window_sees_them(value):
 
 
 def test_tensors_that_begin_anywhere():
-    args = list(arguments(1, 64, 8, *WINDOWS[0]))
-    for i in range(3):
-        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
-        args[i] = moved.copy_(args[i])
-    problem = Problem.of(SPECS[SINGLE], tuple(args))
+    args = begun_elsewhere(arguments(1, 64, 8, *WINDOWS[0]), 3)
+    problem = Problem.of(SPECS[SINGLE], args)
     tile = planes_forward.choose(separable.Layer.of(problem, problem.outputs))
     out = torch.empty(args[0].numel() + 1, device=DEVICE)[1:].view(args[0].shape)
     launch, _ = sep_conv2d.launched(problem, tile)

@@ -13,7 +13,7 @@ from nxcore.graphs import together
 from nxcore.graphs.late import late
 from nxcore.nn import sequential
 from nxcore.spec.problem import Problem
-from tests.plugins.cuda_tiles import DEVICE, SPECS, judge, planner, tiles_of
+from tests.plugins.cuda_tiles import DEVICE, SPECS, begun_elsewhere, judge, planner, tiles_of
 
 pytest.importorskip("nxcore_cuda")
 
@@ -236,8 +236,5 @@ def test_square_planes_are_only_of_what_their_kernels_know():
 
 
 def test_square_planes_that_begin_anywhere():
-    args = list(arguments(BACKWARD, (1, 64, 8, 8), 64, 5, 1, 2, 1))
-    for i in range(4):
-        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
-        args[i] = moved.copy_(args[i])
-    judge(BACKWARD, tuple(args), tiles_of(BACKWARD, args, Planes)[0])
+    args = begun_elsewhere(arguments(BACKWARD, (1, 64, 8, 8), 64, 5, 1, 2, 1), 4)
+    judge(BACKWARD, args, tiles_of(BACKWARD, args, Planes)[0])

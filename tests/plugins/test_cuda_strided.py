@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nxcore.spec.problem import Problem
-from tests.plugins.cuda_tiles import DEVICE, SPECS, judge, tiles_of
+from tests.plugins.cuda_tiles import DEVICE, SPECS, begun_elsewhere, judge, tiles_of
 
 pytest.importorskip("nxcore_cuda")
 
@@ -106,11 +106,8 @@ def test_kernels_take_only_what_they_know():
 
 @pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
 def test_tensors_that_begin_anywhere(channels, side):
-    args = list(arguments(1, channels, side, *WINDOWS[1]))
-    for i in range(4):
-        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
-        args[i] = moved.copy_(args[i])
-    judge(BACKWARD, tuple(args), tiles_of(BACKWARD, args, Planes)[0])
+    args = begun_elsewhere(arguments(1, channels, side, *WINDOWS[1]), 4)
+    judge(BACKWARD, args, tiles_of(BACKWARD, args, Planes)[0])
 
 
 def test_two_blocks_of_the_usual_tile_have_room_or_one():
@@ -207,11 +204,8 @@ def test_kernels_of_outputs_take_only_what_they_know():
 @pytest.mark.slow
 @pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
 def test_outputs_of_tensors_that_begin_anywhere(channels, side):
-    args = list(arguments(1, channels, side, *WINDOWS[0])[1:-1])
-    for i in range(3):
-        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
-        args[i] = moved.copy_(args[i])
-    judge(FORWARD, tuple(args), tiles_of(FORWARD, args, Lines)[0])
+    args = begun_elsewhere(arguments(1, channels, side, *WINDOWS[0])[1:-1], 3)
+    judge(FORWARD, args, tiles_of(FORWARD, args, Lines)[0])
 
 
 @pytest.mark.parametrize("normed", [(True,) * 6, (False,) * 6, (True, False) * 3], ids=str)

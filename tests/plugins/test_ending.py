@@ -1,7 +1,5 @@
 """A process ends in order while daemon threads call, learn, verify and differentiate."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

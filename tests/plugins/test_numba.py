@@ -1,7 +1,5 @@
 """What is true of Numba alone; that kernels are right is the conformance suite's to say."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What Numba compiled lies in nxcore's own folder, and nowhere else."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A backend leaves the process's state as it found it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

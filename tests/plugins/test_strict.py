@@ -4,8 +4,6 @@ Each term must be one fused multiply-add of float32 (FFMA) that keeps denormals:
 that is rounded before it is added, no shorter format.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

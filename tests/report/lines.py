@@ -1,7 +1,5 @@
 """A small record, as `nxcore bench --record` writes them: two operators, three sizes, every kind of row."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page in a browser: no error, filters that filter, cells that open, dark as the system is."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages: self-contained, within their size, safe against what a record says; and the command."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

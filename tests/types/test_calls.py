@@ -1,7 +1,5 @@
 """A type checker knows what ``nxcore.ops.add`` takes and returns, by a stub made of the specs."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

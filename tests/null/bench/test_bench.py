@@ -1,7 +1,5 @@
 """Cells, rows and records of a benchmark, on invented machines."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """The benchmarks' side of pytest, run as a user runs it: in a folder of its own, with pytest-benchmark."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

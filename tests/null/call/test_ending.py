@@ -1,7 +1,5 @@
 """What the end of a process waits for."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import types

@@ -1,7 +1,5 @@
 """Ten thousand calls leave nothing behind, and inference mode changes nothing."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

@@ -1,7 +1,5 @@
 """Whether a call is refused depends on the call alone: not on the calls before it, and on no path."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 ``python -m tests.null.choose.stays`` prints the files in order.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

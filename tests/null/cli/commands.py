@@ -1,7 +1,5 @@
 """A command of nxcore, run in this process."""
 
-from __future__ import annotations
-
 from typer.testing import CliRunner, Result
 
 from nxcore.cli import app

@@ -1,7 +1,5 @@
 """``nxcore bench`` as a user types it."""
 
-from __future__ import annotations
-
 import json
 from typing import get_args
 

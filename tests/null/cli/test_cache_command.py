@@ -1,7 +1,5 @@
 """``nxcore cache``: what is on disk, and its removal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

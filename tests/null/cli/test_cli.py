@@ -1,7 +1,5 @@
 """The command line: quick help, plain text and JSON, exit status 0, 1 or 2."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Ctrl-C ends a command also where other code swallows the exception."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

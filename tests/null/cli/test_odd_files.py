@@ -1,7 +1,5 @@
 """Every command that reads or writes a file, on files that it can't take: one line, and never a traceback."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

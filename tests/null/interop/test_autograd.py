@@ -1,7 +1,5 @@
 """Gradients through nxcore are torch's, whoever runs forward and backward."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

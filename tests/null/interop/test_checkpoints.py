@@ -1,7 +1,5 @@
 """Hooks on saved tensors, and checkpoints, which consist of them: what they raise is the program's."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 

@@ -1,7 +1,5 @@
 """To a compiler each operator is one node of torch.ops.nxcore; who runs it is decided when it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Inside a compiled function operators are looked up, and preferences put in force, as everywhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

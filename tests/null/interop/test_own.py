@@ -1,7 +1,5 @@
 """Torch's own function in place of a reference: the same results, in every form of a call that it takes."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

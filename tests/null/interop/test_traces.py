@@ -1,7 +1,5 @@
 """torch.jit.trace and torch.fx take an operator as they take torch's own function, or refuse it as that."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The ways to divide a call that a spec declares: the parts' results, side by side, are the call's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A write after a call: no kernel's backward pass raises where torch's doesn't, and no gradient is wrong."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Iterator

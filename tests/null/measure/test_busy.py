@@ -1,7 +1,5 @@
 """A race that others disturb: only undisturbed samples count, and too few of them give no decision."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Choosing is a pure function, tried here on machines that nobody has."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

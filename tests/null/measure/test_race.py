@@ -1,7 +1,5 @@
 """A race is interleaved, paired, and stops when told; on a clock that the test moves."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

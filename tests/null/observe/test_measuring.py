@@ -3,7 +3,8 @@
 from nxcore.observe.bar import EVERY_S, LONG_S, Measuring
 
 
-def test_a_line_is_written_once_measuring_has_taken_long_and_not_for_each_problem(capsys):
+def measuring(capsys):
+    """Return what is tested, and a function that measures for some seconds and returns what is written."""
     now = [0.0]
     found = Measuring(lambda: now[0])
 
@@ -12,6 +13,11 @@ def test_a_line_is_written_once_measuring_has_taken_long_and_not_for_each_proble
             now[0] += seconds
         return capsys.readouterr().err
 
+    return found, measured
+
+
+def test_a_line_is_written_once_measuring_has_taken_long_and_not_for_each_problem(capsys):
+    _, measured = measuring(capsys)
     assert measured("add", LONG_S - 1) == ""
     assert measured("sum", 1.0) == "", "that was short"
     line = measured("entropy", 3.0)
@@ -35,14 +41,7 @@ def test_a_problem_that_fails_counts_too(capsys):
 
 
 def test_where_the_number_is_known_it_is_said_with_the_time_that_is_left(capsys, monkeypatch):
-    now, shown = [0.0], []
-    found = Measuring(lambda: now[0])
-
-    def measured(op, seconds):
-        with found.of(op):
-            now[0] += seconds
-        return capsys.readouterr().err
-
+    shown, (found, measured) = [], measuring(capsys)
     with found.expected(5, lambda *step: shown.append(step)):
         assert measured("add", LONG_S) == ""
         assert measured("sum", EVERY_S) == "nxcore: measures sum, 2 of 5\n"

@@ -1,7 +1,5 @@
 """nxcore.profile: who served how many calls, how long they took, how much memory they held."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """What calls met is written down, and can be met again."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """A backend of dynamo's whose graphs are recorded on the CPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

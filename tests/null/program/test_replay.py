@@ -313,11 +313,7 @@ def test_an_audit_without_memory_is_left_out_or_ends_in_a_replay(compiled, monke
     assert found.state is State.OURS
 
 
-class Joined(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
+class Joined(Writes):
     def forward(self, a, b):
         return self.layer(a).tanh() * b
 

@@ -1,7 +1,5 @@
 """An operator that is made of others: a backend that has kernels for all of its parts has it too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """One broken plugin never breaks the rest: it is reported once, with distribution, version and fix."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import replace

@@ -62,14 +62,9 @@ def test_elsewhere_the_paths_are_the_clones(clone, origin_has):
     )
 
 
-def test_an_installed_package_knows_the_clone_that_pip_took_it_from(clone, monkeypatch, origin_has):
+def test_an_installed_package_knows_the_clone_that_pip_took_it_from(clone, origin_has):
     told = json.dumps({"url": clone.as_uri(), "dir_info": {}})
-    monkeypatch.undo()
-    monkeypatch.chdir(clone.parent)
-    origin_has(
-        __file__=str(clone.parent / "site-packages" / "nxcore" / "spec" / "origin.py"),
-        distribution=lambda name: type("D", (), {"read_text": lambda self, _: told})(),
-    )
+    origin_has(distribution=lambda name: Told(told))
     assert installing("nxcore-numba") == f"pip install '{clone}/plugins/numba'"
     shutil.rmtree(clone)
     assert installing("nxcore-numba").startswith(
@@ -78,13 +73,8 @@ def test_an_installed_package_knows_the_clone_that_pip_took_it_from(clone, monke
 
 
 @pytest.mark.parametrize("told", [None, "", "[]", "{", '{"url": "https://example.org/a.whl"}'])
-def test_without_a_clone_it_says_where(clone, monkeypatch, origin_has, told):
-    monkeypatch.undo()
-    monkeypatch.chdir(clone.parent)
-    origin_has(
-        __file__=str(clone.parent / "site-packages" / "nxcore" / "spec" / "origin.py"),
-        distribution=lambda name: type("D", (), {"read_text": lambda self, _: told})(),
-    )
+def test_without_a_clone_it_says_where(clone, origin_has, told):
+    origin_has(distribution=lambda name: Told(told))
     assert installing("nxcore-numba") == (
         "in a clone of https://github.com/nxcore/nxcore: pip install ./plugins/numba"
     )

@@ -1,7 +1,5 @@
 """A problem is a call minus its data: equal where kernels could be shared, with torch's own layouts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A reduction in its fewest dimensions adds up what torch adds up."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

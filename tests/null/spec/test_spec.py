@@ -1,7 +1,5 @@
 """Specs are data: signatures bind, samples are built alike everywhere, refusals have one wording."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """JSON that every reader takes."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

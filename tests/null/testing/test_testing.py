@@ -1,7 +1,5 @@
 """The conformance kit: a right kernel keeps every rule, and each rule refuses what it is there for."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The kit holds operators to torch's transforms; what becomes of autograd's batches and of a trace."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparisons of an audit, over operators of many tensors: nothing is missed, and launches are few."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Each gate refuses what it is there for, and no sample is blind."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
