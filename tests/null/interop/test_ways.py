@@ -14,7 +14,7 @@ DIVIDED = {
     *("conv2d", "depthwise_conv2d", "entropy", "entropy_backward", "global_avg_pool2d", "global_max_pool2d"),
     *("matmul", "max", "max_pool2d", "mean", "min", "pointwise_conv2d", "sep_conv2d", "softmax_sum", "sum"),
     *("avg_pool2d", "weighted_sum", "cumsum", "cumsum_backward"),
-    *("softmax", "softmax_backward", "log_softmax", "log_softmax_backward"),
+    *("softmax", "softmax_backward", "log_softmax", "log_softmax_backward", "scaled_dot_product_attention"),
 }
 ENDLESS = frozenset({"bench", "huge", "degenerate"})
 
