@@ -204,6 +204,14 @@ class TestInterpreted:
         assert torch.equal(run("add", x, y), x + y)
 
 
+def test_scans_of_float32_wait_for_a_gpu(nxcore_triton_tile_has):
+    nxcore_triton_tile_has(INTERPRETED=False)
+    single, half = (TensorMeta((3, 8), (8, 1), d, torch.device("cuda")) for d in (torch.float32, torch.half))
+    assert refusal("cumsum", single, 1).startswith("needs a half type, got torch.float32")
+    assert refusal("cumsum_backward", single, half, 1).startswith("needs a half type, got torch.float32")
+    assert KERNELS["cumsum"].accepts(problem("cumsum", half, 1, torch.float32))
+
+
 class TestLayout:
     def test_collapse_merges_what_every_operand_allows(self):
         sizes, strides = plugin.collapse((64, 16, 1, 32, 32), (16384, 1024, 9, 32, 1), (0, 1, 0, 0, 0))
@@ -239,6 +247,7 @@ def test_every_kernel_compiles(tmp_path):
         *("find", "largest", "moments", "normalise"),
         *("convolve", "mix", "multiply", "unmix", "to_image", "to_points"),
         *("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
+        *("scans", "norms", "norms_backward", "columns_of", "fold", "softmaxes", "softmaxes_backward"),
     }
 
 

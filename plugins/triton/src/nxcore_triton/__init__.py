@@ -122,7 +122,7 @@ KERNELS = kernels(
         "sep_conv2d_backward": accepts.images,
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
-        **{op: {"accepts": accepts.axis, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
+        **{op: {"accepts": accepts.scan, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
         "rms_norm": {"accepts": accepts.last, "target": "norms:plan"},
         "rms_norm_backward": {"accepts": accepts.last, "target": "norms:plan_backward"},
         **{

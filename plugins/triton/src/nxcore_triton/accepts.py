@@ -74,6 +74,14 @@ def _ample(problem: Problem) -> Verdict:
     return no(f"needs {PARTS} bytes of shared memory, the device has {found}", code=Code.DEVICE)
 
 
+def _halves(problem: Problem) -> Verdict:
+    """Take half types alone on a GPU: of float32 the kernel was compiled for one, and has run on none."""
+    found = problem.tensors[0].dtype
+    if tile.INTERPRETED or found.itemsize == 2:
+        return YES
+    return no(f"needs a half type, got {found}: of float32 it has run on no GPU yet", code=Code.DTYPE)
+
+
 takes = partial(needs, device=_place)
 images = takes()
 blend = takes(_blend)
@@ -100,6 +108,7 @@ sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
 axis = takes(one_axis)
+scan = takes(_halves, one_axis)
 last = takes(last_axes)
 norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
