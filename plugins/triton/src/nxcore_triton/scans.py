@@ -41,7 +41,7 @@ def scans(x, out, count, inner, length, steps, BACK: tl.constexpr, ROWS: tl.cons
         if INTERPRETED:  # it adds up one after the other, where a GPU's threads do in a tree
             value = value.to(tl.float64)
         found = carry[:, None] + tl.cumsum(value, 1).to(tl.float32)
-        # Of what was loaded itself, Triton's compiler can't sum: an assertion of OptimizeThreadLocality fails.
+        # Triton's compiler fails on a sum of what was loaded itself (an assertion of OptimizeThreadLocality).
         carry += tl.sum(tl.where(mask, value, 0.0), 1).to(tl.float32)
         tl.store(out + at[None, :] * steps[2], narrow(found, out.dtype.element_ty), mask)
 
