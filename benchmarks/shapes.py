@@ -49,8 +49,23 @@ def _lists_backward(n: int) -> Args:
     return (made, made), *tensors, (made, made), *windows, *kept
 
 
+ALONG = (
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "cumsum",
+    "log_softmax",
+    "max",
+    "mean",
+    "min",
+    "softmax",
+)
+
 FORWARD: Mapping[str, Callable[[int], Args]] = {
-    **dict.fromkeys(("all", "amax", "amin", "any", "argmax", "argmin", "max", "mean", "min"), _along),
+    **dict.fromkeys(ALONG, _along),
     "add": lambda n: (_rows(n), _rows(n)),
     "avg_pool2d": lambda n: (image(n), 3, 1, 1),
     "batch_norm": lambda n: (image(n), torch.ones(16), torch.zeros(16)),
@@ -58,6 +73,7 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "column_sums": lambda n: (tuple(torch.randn(64, 100 + n) for _ in range(4)),),
     "conv2d": lambda n: (image(n, 4), torch.randn(8, 4, 3, 3), torch.randn(8), 1, 1),
     "depthwise_conv2d": lambda n: (image(n), torch.randn(16, 1, 3, 3), 1, 1),
+    "embedding_dense_backward": lambda n: (torch.randn(100 + n, 64), torch.arange(100 + n) % 9, 9, -1, False),
     "entropy": lambda n: (_rows(n),),
     "foreach_sep_conv2d_batch_norm": _lists,
     "foreach_sep_conv2d_batch_norm_backward": _lists_backward,
@@ -65,10 +81,18 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "global_max_pool2d": lambda n: (image(n, 64),),
     "global_max_pool2d_with_offsets": lambda n: (image(n, 64),),
     "gumbel_softmax": lambda n: (_rows(n),),
+    "index_add": lambda n: (torch.zeros(9, 64), 0, torch.arange(100 + n) % 9, torch.randn(100 + n, 64)),
+    "linear_cross_entropy": lambda n: (
+        torch.randn(100 + n, 64),
+        torch.randn(9, 64),
+        torch.arange(100 + n) % 9,
+    ),
     "matmul": lambda n: (torch.randn(64, 100 + n), torch.randn(100 + n, 64)),
     "max_pool2d": lambda n: (image(n), 3, 1, 1),
     "max_pool2d_with_offsets": lambda n: (image(n), 3, 1, 1),
     "pointwise_conv2d": lambda n: (image(n), torch.randn(16, 16, 1, 1), None, 1, True),
+    "rms_norm": lambda n: (_rows(n), (64,)),
+    "scaled_dot_product_attention": lambda n: (_rows(n),) * 3,
     "sep_conv2d": _separable,
     "sep_conv2d_batch_norm": _separable,
     "softmax_sum": _blend,
@@ -93,5 +117,5 @@ def _of_gradient(spec: OpSpec, args: Args) -> Args:
     assert gradient is not None
     forward = nxcore.op(gradient.forward or spec.name).spec
     grad, *kept = leaves(forward.reference(*bound[: len(forward.params)]))
-    kept = kept if gradient.keeps or gradient.forward else []
+    kept = kept if gradient.keeps or gradient.forward else [grad] * gradient.result
     return gradient.args(torch.randn_like(grad), (True,) * len(tensors_of(bound)), *bound, *kept)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import nxcore
 from nxcore import nas
 from nxcore.errors import InvalidInputError
-from nxcore.nn import modules
+from nxcore.nn import modules, softmaxes
 from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -106,9 +106,14 @@ def _operator(_module: nn.Module, operator: Any, *args: Any) -> Any:
         return None
 
 
-def by_operators() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def by_operators() -> Iterator[None]:
     """Have modules run their operators, whoever serves these."""
-    return mock.patch.object(modules, "by_kernel", _operator)
+    with (
+        mock.patch.object(modules, "by_kernel", _operator),
+        mock.patch.object(softmaxes, "by_kernel", _operator),
+    ):
+        yield
 
 
 def recorded(name: str, device: str = "cpu", kinds: Sequence[Kind] = KINDS) -> Iterator[dict[str, Any]]:

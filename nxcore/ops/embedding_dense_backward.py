@@ -105,9 +105,11 @@ def magnitude(grad_output: Tensor, *args: Any) -> Tensor:
     return reference(grad_output.abs(), *args)
 
 
-def outputs(grad_output: Any, indices: Any, num_weights: Any, *_: Any) -> TensorMeta:
-    """Describe the result."""
+def outputs(grad_output: Any, indices: Any, num_weights: Any, *_: Any) -> TensorMeta | None:
+    """Describe the result; None where there is nothing."""
     shape = (num_weights, grad_output.shape[-1])
+    if not num_weights or not shape[1]:
+        return None
     return TensorMeta.row_major(shape, grad_output.dtype, grad_output.device)
 
 

@@ -87,9 +87,10 @@ def reference(
     """
     settings = reduction, -100 if ignore_index is None else ignore_index, label_smoothing
     x, w, b = input, linear_weight, linear_bias
-    if weight is not None or not input.numel() or _transformed(x, w, b):
-        return _of_all_rows(x, w, b, target, weight, settings)
     kind = input.device.type
+    whole = weight is not None or not input.numel() or not torch.amp.is_autocast_available(kind)
+    if whole or _transformed(x, w, b):
+        return _of_all_rows(x, w, b, target, weight, settings)
     if _casts(input.device):  # as torch casts: the product is in its dtype, the loss in float32
         lower = torch.get_autocast_dtype(kind)
         x, w, b = x.to(lower), w.to(lower), None if b is None else b.to(lower)
@@ -337,6 +338,7 @@ SAMPLES = (
         (rand(12, 7, layout="transposed"), rand(21, 7, layout="sliced"), classes(12, 21)),
         {"reduction": "none"},
     ),
+    Sample("gaps_in_memory", (rand(12, 7, layout="strided"), rand(21, 7), classes(12, 21))),
     Sample("expanded", (rand(12, 7, layout="expanded"), rand(21, 7, layout="strided"), classes(12, 21))),
     Sample(
         "exp_overflow",

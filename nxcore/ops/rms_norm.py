@@ -173,6 +173,7 @@ SAMPLES = (
     Sample("one_entry", (rand(5, 1), (1,), rand(1), 1.0)),
     Sample("no_rows", (rand(0, 4), (4,), rand(4), 1e-6), tags=DEGENERATE),
     Sample("transposed", (rand(33, 6, layout="transposed"), (6,), rand(6), 1e-6)),
+    Sample("channels_last", (rand(2, 8, 3, 5, layout="channels_last"), (5,), rand(5), 1e-6)),
     Sample("odd_storage_offset", (rand(5, 16, layout="sliced"), (16,), rand(16, layout="sliced"), 1e-6)),
     Sample("gaps_in_memory", (rand(4, 6, layout="strided"), (6,), rand(6, layout="strided"), 1e-6)),
     Sample("expanded", (rand(4, 8, layout="expanded"), (8,), rand(8), 1e-6)),

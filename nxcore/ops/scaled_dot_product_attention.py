@@ -123,6 +123,8 @@ by_cudnn = _way("cudnn", "The kernel of cuDNN, as torch has it.")
 def by_math(*args: Any) -> Tensor:
     """Two products and a softmax."""
     query, key, value, mask, _, is_causal, scale, gqa = args
+    if mask is not None and mask.dtype is torch.bool:  # as torch's own function does before it
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
     given = query, key, value, mask, 0.0, is_causal, None
     found: Tensor = _kernel("attention_math")(*given, scale=scale, enable_gqa=gqa)[0]
     return found
@@ -300,6 +302,8 @@ SAMPLES = (
     _of("two_dimensions", (9, 8)),
     _of("many_keys", (1, 1, 3, 8), keys=700),
     _of("transposed", (2, 3, 5, 8), layout="transposed"),
+    _of("channels_last", (2, 3, 5, 8), layout="channels_last"),
+    _of("expanded", (2, 3, 5, 8), layout="expanded"),
     _of("sliced", (2, 3, 5, 8), layout="sliced"),
     _of("gaps_in_memory", (2, 3, 5, 8), layout="strided"),
     _of("one_query", (2, 3, 1, 16), keys=21),

@@ -58,6 +58,7 @@ OTHERS = [
     "report record.jsonl --output report.md --markdown other.md",
 ]
 ELSEWHERE = {
+    "audit": "tests/null/cli/test_referee.py",
     "demo": "tests/test_demo.py",
     "search": "tests/nas/test_search_command.py",
     "ops --stub": "tests/types/test_calls.py",

@@ -167,7 +167,7 @@ def test_gradients_survive_hooks_and_checkpoints(case):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         hooked = function()
-    assert bool(packed) == bool(gradient.saves or gradient.forward or gradient.keeps)
+    assert bool(packed) == bool(gradient.saves or gradient.result or gradient.forward or gradient.keeps)
     for result in (
         hooked,
         checkpoint(function, *inputs, use_reentrant=False),

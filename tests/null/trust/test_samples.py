@@ -53,6 +53,6 @@ def test_every_operator_that_kernels_run_has_a_sample_of_every_layout(op):
     if op == "global_max_pool2d_backward":
         pytest.skip("its images are of one pixel: they lie in rows, whatever their strides")
     for layout in LAYOUTS[1:]:
-        if (op, layout) == ("column_sums", "channels_last"):
+        if op in ("column_sums", "linear_cross_entropy") and layout == "channels_last":
             continue  # a matrix has no such layout
         assert samples.alike(op, torch.float32, layout, registry), layout

@@ -9,7 +9,7 @@ import torch
 from nxcore import session
 from nxcore.errors import VerificationError
 from nxcore.plugin import Sample, rand
-from nxcore.spec.problem import leaves
+from nxcore.spec.problem import Problem, leaves
 from nxcore.trust import samples
 from nxcore.trust.truth import Agreement, Truth, agreement, require_telling, without_out
 from tests.null import fakes
@@ -305,6 +305,7 @@ HALF_IN_HALF = {
     "avg_pool2d_backward": (torch.float16, torch.bfloat16),
     "conv2d_backward": (torch.float16,),
     "depthwise_conv2d_backward": (torch.float16,),
+    "index_add": (torch.float16, torch.bfloat16),  # its idiom
     "max_pool2d_backward": (torch.float16, torch.bfloat16),  # its idiom
 }
 """Where torch's kernels for the CPU add up half types in their own precision."""
@@ -327,13 +328,19 @@ IDIOMS = [(spec, name) for spec in SPECS.values() for name in spec.idioms]
 def test_an_idiom_agrees_but_for_its_strides(spec, name, dtype):
     if dtype in HALF_IN_HALF.get(spec.name, ()):
         pytest.skip("torch's own kernel for the CPU adds up in half precision: it is refused here")
-    for sample in fakes.modest(spec):
-        args = sample.build(spec, "cpu", dtype)
+    called, calls = spec.idioms[name], {s.name: s.build(spec, "cpu", dtype) for s in fakes.modest(spec)}
+    accepts = getattr(called, "accepts", bool)
+    calls = {n: args for n, args in calls.items() if accepts(Problem.of(spec, args))}
+    if name == "math":  # torch's kernel for the CPU has no NaN where a query has: math is refused here
+        del calls["nan"]
+    if not calls:
+        pytest.skip("it takes no call on the CPU")
+    for sample, args in calls.items():
         truth = Truth.of(spec, args)
-        result = spec.idioms[name](*args)
+        result = called(*args)
         laid_out = [
             torch.empty_strided(y.shape, like.stride(), dtype=y.dtype).copy_(y)
             for y, like in zip(fakes.leaves(result), truth.torch, strict=True)
         ]
         found = truth.judge(tuple(laid_out))
-        assert found.ok, f"{sample.name}: {found.reason}"
+        assert found.ok, f"{sample}: {found.reason}"
