@@ -118,7 +118,7 @@ class TensorMeta:
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = [1]
     for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
+        strides.append(strides[-1] * max(size, 1))
     return tuple(reversed(strides)) if shape else ()
 
 
