@@ -149,21 +149,8 @@ def judged(
 ) -> str:
     """Return by how much a result differs, if that is more than rounding makes; else an empty text.
 
-    Parameters
-    ----------
-    what : str
-        What is compared, such as ``gradients``.
-    found, wanted : sequence of Tensor
-        The result, and that of plain torch.
-    of : callable
-        Returns such tensors of what ``rounded`` yields, which runs only where the difference is in doubt.
-    rounded : Rounded
-        The call of plain torch.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        If there is too little memory for the run on rounded tensors.
+    ``of`` takes the tensors to compare from what ``rounded``, the call of plain torch, yields: that runs only
+    where the difference is in doubt, and raises ``torch.OutOfMemoryError`` if it has too little memory.
     """
     apart, why = differ(found, wanted), ""
     if apart <= AGREES:
