@@ -305,11 +305,6 @@ def classes(rows: int, count: int) -> Any:
     return rand(rows, low=0, high=count, dtype=torch.int64)
 
 
-def sketches(x: Any, w: Any, *_: Any) -> dict[str, Any]:
-    """Return the sketch of valid targets."""
-    return {"target": classes(x.shape[0], w.shape[0])}
-
-
 def _of(name: str, rows: int, features: int, count: int, *tags: str, **how: Any) -> Sample:
     """Return a sample of plain tensors, with these settings."""
     args = (rand(rows, features), rand(count, features), classes(rows, count))
@@ -398,5 +393,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=lambda x, *_: max(x.shape[1], 1),
     outputs=outputs,
-    sketches=sketches,
+    sketches=lambda x, w, *_: {"target": classes(x.shape[0], w.shape[0])},
 )
