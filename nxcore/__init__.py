@@ -287,15 +287,13 @@ def profile() -> AbstractContextManager[Profile]:
 def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     """Write the distinct problems of the calls in a ``with`` block, for ``nxcore tune --from-trace``.
 
-    It covers the calls of this thread or task, and their gradients where the backward pass runs within the
-    block; those that torch's autograd computes count as often as their forward call. Calls that only torch
-    may serve aren't problems to tune. In nested blocks only the inner one records.
+    Calls of this thread or task count, and gradients of a backward pass within the block; those by torch's
+    autograd as often as their forward call. Calls for torch alone are left out. Of blocks the inner records.
 
     Parameters
     ----------
     path : str or path
-        The file, overwritten when the block ends. Each line is a JSON object: operator, shapes, strides,
-        dtypes, static parameters, and the number of calls.
+        The file, overwritten when the block ends: of each problem a line of JSON, and its number of calls.
 
     Raises
     ------
@@ -380,7 +378,9 @@ def use(*backends: str) -> AbstractContextManager[None]:
 
 
 def _session() -> Session:
-    return importlib.import_module("nxcore.session").default()  # type: ignore[no-any-return]
+    from nxcore import session  # torch.compile traces no import_module
+
+    return session.default()
 
 
 context.serve_by(_session)

@@ -13,8 +13,7 @@ def test_the_backward_kernel_runs_and_gets_the_mask():
     seen = []
 
     def note(*args):
-        assert not torch.is_grad_enabled()
-        seen.append(args)
+        seen.append((args[3], torch.is_grad_enabled()))
         return fakes.SPECS["softmax_sum_backward"].reference(*args)
 
     backend = fakes.backend("fake", fakes.kernel("softmax_sum"), fakes.kernel("softmax_sum_backward", note))
@@ -26,7 +25,7 @@ def test_the_backward_kernel_runs_and_gets_the_mask():
     )
     result = op([x, y], w)
     result.sum().backward()
-    assert seen[-1][3] == (True, False, True)
+    assert seen[-1] == ((True, False, True), False)
 
 
 LARGE, SMALL = 2**19, 4
@@ -125,7 +124,9 @@ def test_a_gradient_that_nobody_needs_is_not_computed(case):
     for i in range(len(fakes.leaves(leaves_of(case)))):
         args = leaves_of(case)
         for j, t in enumerate(fakes.leaves(args)):
-            t.requires_grad_(i == j)
+            t.requires_grad_(i == j and t.is_floating_point())
+        if not fakes.leaves(args)[i].requires_grad:
+            continue
         with session.use("fake"):
             out = fakes.first(session.op(name)(*args, **kwargs))
         out.sum().backward(retain_graph=True)  # verified here, if at all
