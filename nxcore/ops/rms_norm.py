@@ -248,11 +248,15 @@ def gradient(
     >>> nxcore.ops.rms_norm_backward(x, x, (2,), torch.ones(2))[1]
     tensor([3., 3.])
     """
+    eps = spacing(x) or 0.0 if eps is None else eps
+    one_dtype = grad.dtype == x.dtype and (weight is None or weight.dtype == x.dtype)
+    if x.is_cuda and one_dtype and x.numel() and not torch.is_grad_enabled():
+        return _fused(grad, x, normalized_shape, weight, eps, output_mask)
     wide = accumulator(x)
     if weight is not None:
         wide = torch.promote_types(wide, weight.dtype)
     z, g = x.to(wide), grad.to(wide)
-    r = inverse(z, normalized_shape, spacing(x) or 0.0 if eps is None else eps)
+    r = inverse(z, normalized_shape, eps)
     h = g if weight is None else g * weight.to(wide)
     for_x, for_weight = output_mask
     found = r * (h - z * (r * r * (h * z).mean(dims(normalized_shape), keepdim=True))) if for_x else None
@@ -261,6 +265,18 @@ def gradient(
         None if found is None else found.to(x.dtype).contiguous(),
         None if scaled is None or weight is None else scaled.to(weight.dtype),
     )
+
+
+def _fused(
+    grad: Tensor, x: Tensor, size: tuple[int, ...], weight: Tensor | None, eps: float, mask: tuple[bool, ...]
+) -> Result:
+    """Return the gradients by torch's kernel, which there is for CUDA, and has no derivative."""
+    rows, wanted = x.contiguous(), (mask[0], mask[1] and weight is not None)
+    r = torch.ops.aten._fused_rms_norm(rows, size, None, eps)[1]  # noqa: SLF001  no public name
+    backward = torch.ops.aten._fused_rms_norm_backward  # noqa: SLF001  no public name
+    found = backward(grad.contiguous(), rows, size, r, weight, wanted)
+    for_x, for_weight = (one if flag else None for one, flag in zip(found, wanted, strict=True))
+    return for_x, for_weight
 
 
 def gradient_cost(grad: Any, x: Any, normalized_shape: Any, weight: Any, eps: Any, output_mask: Any) -> Cost:

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.profiler import profile
 
+from nxcore.ops.rms_norm import BACKWARD
 from tests.ops.backends import operator, params
 
 every_backend = pytest.mark.parametrize("backend", params())
@@ -35,3 +38,11 @@ def test_a_weight_gradient_is_the_same_in_each_run(backend: str | None, device: 
     op = operator("rms_norm_backward", backend)
     first = op(*args)[1]
     assert all(torch.equal(op(*args)[1], first) for _ in range(5))
+
+
+def test_on_cuda_torchs_own_gradient_is_the_reference() -> None:
+    with FakeTensorMode(), torch.no_grad(), profile() as seen:
+        x, weight = (torch.empty(size, device="cuda") for size in ((3, 4), (4,)))
+        found = [BACKWARD.reference(x, x, (4,), w, None, (True, True)) for w in (weight, None)]
+    assert [None if t is None else t.shape for pair in found for t in pair] == [x.shape, (4,), x.shape, None]
+    assert sum(e.count for e in seen.key_averages() if e.key == "aten::_fused_rms_norm_backward") == 2
