@@ -79,8 +79,8 @@ def reference(
 
 
 def require_whole(value: Any, name: str, least: int) -> None:
-    """Raise unless ``value`` is an integer, and not below ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """Raise unless ``value`` is an integer of 64 bits, and not below ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
         raise InvalidInputError(f"{name} must be an integer from {least}, got {brief(value)}", argument=name)
 
 
@@ -96,6 +96,9 @@ def check(
             f"grad_output must have shape {wanted}, got {tuple(grad_output.shape)}", argument="grad_output"
         )
     require_whole(num_weights, "num_weights", 1)
+    if num_weights * max(1, grad_output.shape[-1]) * grad_output.element_size() >= 2**63:
+        message = f"num_weights must be such that the result fits 64 bits, got {num_weights}"
+        raise InvalidInputError(message, argument="num_weights")
     require_whole(padding_idx, "padding_idx", -1)
     require_flag(scale_grad_by_freq, "scale_grad_by_freq")
 

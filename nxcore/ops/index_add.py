@@ -124,15 +124,22 @@ def require_alpha(alpha: Any) -> None:
     """Raise unless ``alpha`` is a real number."""
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
         raise InvalidInputError(f"alpha must be a number, got {brief(alpha)}", argument="alpha")
+    if isinstance(alpha, int) and not -(2**63) <= alpha < 2**64:
+        raise InvalidInputError(f"alpha must fit 64 bits, got {alpha}", argument="alpha")
+
+
+def require_vector(index: Any, like: Any) -> None:
+    """Raise unless ``index`` is an index of at most one dimension, on the device of ``like``."""
+    require_index(index, "index", like)
+    if index.ndim > 1:
+        raise InvalidInputError(f"index must have one dimension, got {index.ndim}", argument="index")
 
 
 def check(x: Any, dim: Any, index: Any, source: Any, alpha: Any) -> None:
     """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x")
     require_axis(dim, x.ndim)
-    require_index(index, "index", x)
-    if index.ndim > 1:
-        raise InvalidInputError(f"index must have one dimension, got {index.ndim}", argument="index")
+    require_vector(index, x)
     require_tensor(source, "source")
     if source.dtype != x.dtype or source.device != x.device:
         came = f"{source.dtype} on {source.device}"
@@ -284,7 +291,7 @@ def gradient_check(size: Any, dim: Any, index: Any, alpha: Any) -> None:
     """Raise unless the gradients are defined for the arguments after the incoming one."""
     require_size(size, "size")
     require_axis(dim, len(size))
-    require_index(index, "index", index)
+    require_vector(index, index)
     require_alpha(alpha)
 
 
