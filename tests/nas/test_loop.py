@@ -36,7 +36,7 @@ def test_a_search_is_the_papers_loop():
         net.load_state_dict(trainer.net.state_dict())
         rows = trainer.arch.logits.detach().clone().requires_grad_()
         seen, augmented = [], trainer._augmented
-        trainer._augmented = lambda batch: seen.append(augmented(batch)) or seen[-1]
+        trainer._augmented = lambda batch, **how: seen.append(augmented(batch, **how)) or seen[-1]
         losses = [row["loss"] for row in trainer.run()]
 
     adam = torch.optim.Adam([rows], 0.1, betas=(0.5, 0.999), weight_decay=1e-3)

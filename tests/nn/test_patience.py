@@ -9,7 +9,7 @@ import torch
 
 import nxcore
 from nxcore.choose.learn.budget import Pace
-from nxcore.nn import patience, steps
+from nxcore.nn import groups, patience, steps
 from nxcore.nn.blocks import TURNS, Pair
 from nxcore.nn.marks import Wall
 from nxcore.nn.patience import Patience
@@ -163,9 +163,9 @@ def test_a_part_where_nothing_is_captured_is_not_waited_for(learnt: Any, session
 def test_modules_are_looked_at_rarely(learnt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network has thousands, and a replayed step takes as long as a look at all of them."""
     looks: list[int] = []
-    for name in ("saved_s", "capture_is_due"):
-        look = getattr(steps, name)
-        monkeypatch.setattr(steps, name, lambda model, look=look: looks.append(1) or look(model))
+    for module, name in ((steps, "saved_s"), (groups, "capture_is_due")):
+        look = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda model, look=look: looks.append(1) or look(model))
     monkeypatch.setattr(steps, "SHARE", 1e-6)
     model = learnt(0.2 * STEP_S, 0.0)
     slowest(model, 30)
