@@ -76,6 +76,8 @@ class TestCuda:
             made, want = kernel.plan(problem), kernel.planner(problem)(*args)
             for _ in range(2):
                 same(made(*args), want)
+            if not kernel.graph_safe:  # it isn't recorded
+                return
             repeated += made.programs()
         assert repeated
 

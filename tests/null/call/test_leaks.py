@@ -58,7 +58,7 @@ def left(call: Callable[[], object], calls: int) -> float:
 
 
 def differentiating(operator: Any, args: tuple[Any, ...]) -> Callable[[], None]:
-    leaves = fakes.leaves(list(args))
+    leaves = [leaf for leaf in fakes.leaves(list(args)) if leaf.is_floating_point()]
     for leaf in leaves:
         leaf.requires_grad_()
 
