@@ -117,7 +117,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
         *(1, 1, 1, True, torch.randn(3), torch.randn(3)),
     ),
     "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
-    "index_add": lambda i: (torch.randn(4 + i, 3 + 2 * i), 0, ROWS, torch.randn(3, 3 + 2 * i)),
+    "index_add": lambda i: (torch.randn(4 + i, 5 + 2 * i), 0, ROWS, torch.randn(3, 5 + 2 * i)),
     # From what isn't worth asking whether its gradient is wanted to what is.
     "weighted_sum": lambda i: ([torch.randn(2 + i, 20_000 * (i + 1)) for _ in range(3)], torch.randn(3)),
     "rms_norm": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,), torch.randn(3 + 2 * i)),
