@@ -61,3 +61,10 @@ def test_integers_are_declined_by_name_on_a_strict_backend() -> None:
         UnsupportedProblemError, match=r"backend 'numba' can't take this call of 'add'.*got int64"
     ):
         nxcore.op("add", backend="numba")(torch.arange(3), torch.arange(3))
+
+
+def test_a_factor_reaches_a_gradient_beside_one_that_is_summed():
+    grad, rest = torch.randn(5), ((), (5,), 2, (True, True))
+    for _ in range(3):  # the second call and those after it repeat the first one's launches
+        found = nxcore.op("add_backward", backend="numba")(grad, *rest)
+        torch.testing.assert_close(found, (grad.sum(), 2 * grad))

@@ -141,14 +141,11 @@ def _one(grad, meta, reduction):
             return result
 
         return undo
-    scaled = None  # compiled only if some alpha isn't 1
+    scaled = compiled(meta, type(meta)((), (), torch.float32, meta.device), grad)
 
     def view(grad_now, alpha):
-        nonlocal scaled
         if alpha == 1:
             return grad_now.view(meta.shape)
-        if scaled is None:
-            scaled = compiled(meta, type(meta)((), (), torch.float32, meta.device), grad)
         result = meta.empty()
         scaled(result.data_ptr(), ZERO.ctypes.data, grad_now.data_ptr(), float(alpha))
         return result
