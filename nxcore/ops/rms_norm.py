@@ -274,8 +274,8 @@ def _fused(
 ) -> Result:
     """Return the gradients by torch's kernel, which there is for CUDA, and has no derivative."""
     rows, wanted = x.contiguous(), (mask[0], mask[1] and weight is not None)
-    r = torch.ops.aten._fused_rms_norm(rows, size, None, eps)[1]  # noqa: SLF001  no public name
-    backward = torch.ops.aten._fused_rms_norm_backward  # noqa: SLF001  no public name
+    r = torch.ops.aten._fused_rms_norm(rows, size, None, eps)[1]
+    backward = torch.ops.aten._fused_rms_norm_backward
     found = backward(grad.contiguous(), rows, size, r, weight, wanted)
     for_x, for_weight = (one if flag else None for one, flag in zip(found, wanted, strict=True))
     return for_x, for_weight
