@@ -34,7 +34,10 @@ NORMED: dict[str, tuple[Function, Mapping[str, float]]] = {
     "sum": (lambda x: x, {}),
     "relu_sum": (functional.relu, {}),
 }
-"""Each follower in torch, and its numbers; an operator is ``normed_relu``. A sum adds ``y`` first."""
+"""The function after the norm, in torch, and its numbers; ``normed_relu`` is an operator.
+
+In those that end with ``sum``, ``y`` is added before.
+"""
 
 
 def normed(activation: str) -> tuple[OpSpec, ...]:
@@ -44,8 +47,10 @@ def normed(activation: str) -> tuple[OpSpec, ...]:
     ['(x, mean, var, weight, bias, eps=1e-05, *, out=None)']
     """
     function, numbers = NORMED[activation]
-    called, adds = activation.removesuffix("sum").removesuffix("_"), activation.endswith("sum")
-    inner = f"(x - mean) * (rsqrt(var + eps) * weight) + bias{' + y' * adds}"
+    inner = "(x - mean) * (rsqrt(var + eps) * weight) + bias"
+    if activation.endswith("sum"):
+        inner += " + y"
+    called = activation.removesuffix("sum").removesuffix("_")
     text = f"{called}({', '.join([inner, *numbers])})"
     chain = parsed(text, {"eps": 1e-5} | dict(numbers))
     whole = finished(Node("cast", chain.roots, "x"), chain.tensors, chain.numbers)

@@ -17,7 +17,7 @@ from nxcore.graphs.recorder import Pool, Recorder
 from nxcore.interop.internals import gradients
 
 
-def apart(inputs: Sequence[Any]) -> list[Any]:
+def viewed(inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs, with views in place of those that were computed.
 
     One of them may be computed of another one: the gradient of a view is that of the call alone.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.graphs.buffers import untouched
-from nxcore.graphs.pair import apart
+from nxcore.graphs.pair import viewed
 
 if TYPE_CHECKING:
     from nxcore.graphs.capture import Capture
@@ -55,7 +55,7 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     further = torch.is_grad_enabled()
     capture: Capture = ctx.capture
     with torch.enable_grad(), untouched(capture.inside.buffers), capture.again(ctx.start):
-        own = apart(tensors)
+        own = viewed(tensors)
         wanted = [t for t, n in zip(own, needed, strict=True) if n]
         out = capture.run(ctx.module, *own[: capture.count])
         found = iter(torch.autograd.grad([out], wanted, [grad], create_graph=further, allow_unused=True))

@@ -34,7 +34,7 @@ from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.front import Graph, Program, programmed
 from nxcore.program.memory import leave, spare
 from nxcore.program.names import Names
-from nxcore.program.replay import Replay, State, ranks, unfit
+from nxcore.program.replay import Replay, State, unfit
 from nxcore.session import default
 
 MET = 2
@@ -147,8 +147,6 @@ class ModelProgram:
         """Whether its calls run or replay, and why."""
         if self.refusal:
             return f"runs: {self.refusal}"
-        if not self._programs and ranks() > 1:
-            return "runs: of several ranks each gives gradients away before its backward pass ends"
         if not self._programs:
             return f"runs: calls so far: {self._calls}"
         return (

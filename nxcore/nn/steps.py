@@ -252,10 +252,8 @@ class Steps:
             self._close(mode, f"not compared: {why}")
             return False
         self._clock = clock_for(model, given, self._now)
-        groups, entrant = (
-            self._groups.present(model),
-            self._entrants.ready(mode_of(model)) * self._rests(mode),
-        )
+        groups = self._groups.present(model)
+        entrant = self._entrants.ready(mode_of(model)) if self._rests(mode) else ""
         if not (groups or mode.given or entrant):
             self._close(mode, TORCHS)
             return False

@@ -207,7 +207,8 @@ def refusal(graph: fx.GraphModule, device: torch.device) -> str:
                 return f"its code calls {node.target.__name__}"
             if str(node.target) == "tag_activation_checkpoint" and (name := _unlike(module, node)):
                 return f"its checkpoint would run {name} twice, with other numbers or one count more"
-            if "c10d" in str(node.target) or "distributed" in (getattr(node.target, "__module__", "") or ""):
+            home = getattr(node.target, "__module__", None) or ""
+            if "c10d" in str(node.target) or home.startswith("torch.distributed"):
                 return f"its code exchanges tensors with other ranks, by {node.target}"
             for tensor in pytree.tree_leaves(node.meta.get("example_value")):
                 if isinstance(tensor, Tensor) and tensor.device.type != device.type:

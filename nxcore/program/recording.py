@@ -15,7 +15,7 @@ from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import new_like, untouched
 from nxcore.graphs.dice import thrown
 from nxcore.graphs.gradients import Gradients
-from nxcore.graphs.pair import apart, backward_of
+from nxcore.graphs.pair import backward_of, viewed
 from nxcore.graphs.recorder import Recorder, Ticket
 from nxcore.graphs.replay import replayable
 from nxcore.interop import autocast
@@ -203,7 +203,7 @@ class Recording:
             autocast.as_in(self._casts),
             thrown(self._recorder, start),
         ):
-            own = apart(inputs)
+            own = viewed(inputs)
             outs = self.run(*own)
             wanted = [own[i] for i in self.places.leaves]
             return torch.autograd.grad(

@@ -20,7 +20,7 @@ from nxcore.graphs.dice import thrown, with_dice
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.outcome import compared, wave
-from nxcore.graphs.pair import apart, check_leaves
+from nxcore.graphs.pair import check_leaves, viewed
 from nxcore.graphs.part import SELDOM
 from nxcore.graphs.recorder import MAKING, Recorder
 from nxcore.interop import autocast, internals
@@ -348,7 +348,7 @@ class Replay:
 
     def _audited(self, recording: Recording, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the results of a run, compared with those of a replay."""
-        places, self._swept, inputs = self.places, False, apart(inputs)
+        places, self._swept, inputs = self.places, False, viewed(inputs)
         found: Sequence[Any] = audited(
             lambda: list(self.run(*inputs)),
             lambda: recording(inputs),

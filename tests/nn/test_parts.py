@@ -73,10 +73,3 @@ FSDPModule = type("FSDPModule", (nn.Linear,), {})
 def test_a_model_with_sharded_layers_says_why_it_is_not_replayed(tape):
     swap = nxcore.accelerate(nn.Sequential(FSDPModule(2, 2)))
     assert swap.replays == "are not replayed: 0 is sharded: its parameters come and go within a call"
-
-
-def test_a_model_of_several_ranks_says_why_it_is_not_replayed(tape, programs_has):
-    ours, plain = two()
-    programs_has(ranks=lambda: 2, unfit=lambda: True)
-    agree(ours, plain, CALLS)
-    assert nxcore.status(ours).parts[0].why.startswith("of several ranks each gives gradients away")

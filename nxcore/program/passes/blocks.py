@@ -70,11 +70,12 @@ def _normed(graph: fx.Graph, node: fx.Node) -> bool:
     others = total.args[1:] if total else ()
     if total and (total.kwargs or len(others) != 1 or shape_of(others[0]) != shape_of(x)):
         return False
-    name = "_".join(filter(None, (name, "sum" * bool(total))))
+    if total:
+        name = f"{name}_sum" if name else "sum"
     if name not in NORMED:
         return False
     own = [given(node, place, *each) for place, each in enumerate(numbers.items(), 1)]
-    nodes = (node, *(each for each in (total,) if each not in (None, node)), norm)
+    nodes = (node, norm) if total in (None, node) else (node, total, norm)
     eps = given(norm, 7, "eps", 1e-5)
     return _put(graph, nodes, normed, name, x, mean, var, weight, bias, *others, eps, *own)
 

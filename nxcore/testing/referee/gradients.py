@@ -38,7 +38,7 @@ def gradients(
     """Return the gradients by all inputs: zeros where an output doesn't depend on one."""
     with torch.enable_grad():
         found = torch.autograd.grad(outputs, xs, incoming, retain_graph=True, allow_unused=True)
-    return tuple(torch.zeroslike(x) if g is None else g.detach() for g, x in zip(found, xs, strict=True))
+    return tuple(torch.zeros_like(x) if g is None else g.detach() for g, x in zip(found, xs, strict=True))
 
 
 def like(tensor: Tensor) -> Tensor:

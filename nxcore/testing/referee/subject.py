@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nxcore.errors import FOREIGN, InvalidInputError
+from nxcore.errors import FOREIGN, InvalidInputError, present
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.testing.memory import poisoned
@@ -19,6 +19,7 @@ from nxcore.testing.referee.report import Check, Outcome
 from nxcore.testing.referee.sensitivity import truth_of
 from nxcore.testing.referee.variants import few, others, variants
 from nxcore.trust.form import form, marked, misformed, spans
+from nxcore.trust.gate import brief
 from nxcore.trust.memory import Guarded, Walls, bits, each, same
 from nxcore.trust.state import UNCHANGED, State, disturbance
 from nxcore.trust.truth import Truth, numbers
@@ -70,7 +71,7 @@ class Subject(NamedTuple):
             raise
         except FOREIGN as error:
             raise InvalidInputError(
-                f"the reference failed on {name}: {_brief(error)}", argument="samples"
+                f"the reference failed on {name}: {brief(error)}", argument="samples"
             ) from error
         changed = others(args)
         found = self.fair(changed)
@@ -127,7 +128,7 @@ class Subject(NamedTuple):
 
     def _raised(self, check: str, case: Case, error: BaseException, about: str = "") -> Check:
         outcome: Outcome = "failed" if case.given else "declined"
-        return Check(check, _about(case, about), outcome, None, None, f"raised {_brief(error)}")
+        return Check(check, _about(case, about), outcome, None, None, f"raised {brief(error)}")
 
     def _result(self, case: Case, walls: Walls, about: str = "", *, laid_out: bool = True) -> Check:
         """Compare a result; its form, its inputs and the memory around them."""
@@ -141,9 +142,15 @@ class Subject(NamedTuple):
             return self._raised("result", case, error, about)
 
     def _judged(
-        self, check: str, case: Case, truth: Truth, result: Any, about: str, laid_out: bool,
+        self,
+        check: str,
+        case: Case,
+        truth: Truth,
+        result: Any,
+        about: str,
+        laid_out: bool,
         inputs: tuple[Any, ...] = (),
-    ) -> Check:  # fmt: skip
+    ) -> Check:
         name = _about(case, about)
         if self.spec is None:
             result = _undefined(result, truth, case.args)
@@ -192,7 +199,7 @@ class Subject(NamedTuple):
                     why = "it wrote outside of memory that it allocated"
                     return Check("memory", case.name, "failed", None, None, why)
         except FOREIGN as error:
-            why = f"it can't run in a dispatch mode of torch: {_brief(error)}"
+            why = f"it can't run in a dispatch mode of torch: {brief(error)}"
             return Check("memory", case.name, "declined", None, None, why)
         wrong = next((r for r in results if not case.truth.judge(r, laid_out=False).ok), None)
         if wrong is None:
@@ -203,9 +210,7 @@ class Subject(NamedTuple):
 
     def _same_address(self, case: Case, walls: Walls) -> Check:
         """Check a second call with other numbers at the same addresses, and that the first result stays."""
-        if case.other is None:
-            raise ValueError(case.name)
-        args, truth = case.other
+        args, truth = present(case.other, "case.other")
         about = "other numbers at the same address"
         try:
             first = tuple(leaves(self._run(walls.args)))
@@ -223,9 +228,7 @@ class Subject(NamedTuple):
 
     def _gradients(self, case: Case) -> Check:
         """Compare gradients twice, for incoming ones that aren't uniform and stay as they are."""
-        if case.gradient is None:
-            raise ValueError(case.name)
-        incoming, truth = case.gradient
+        incoming, truth = present(case.gradient, "case.gradient")
         try:
             outputs, xs = differentiated(self.candidate, case.args)
             if not outputs:
@@ -303,8 +306,3 @@ def device_of(args: tuple[Any, ...]) -> torch.device:
 
 def _about(case: Case, about: str) -> str:
     return f"{case.name}, {about}" if about else case.name
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

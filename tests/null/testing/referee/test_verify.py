@@ -56,6 +56,19 @@ def test_each_kind_of_fault_fails_by_its_check(kernel, task, check, words):
     assert any(c.name == check and words in c.explanation for c in report.failures), str(report)
 
 
+def gated(x, gate):
+    return torch.where(gate > 0, x, 2 * x)
+
+
+def test_an_input_without_a_gradient_leaves_the_others_compared():
+    def wrong(x, gate):
+        return torch.where(gate > 0, x, x + x.detach())
+
+    samples = [lambda g: (torch.randn(4, 33, generator=g), torch.randn(4, 33, generator=g))]
+    assert "gradients" in {check.name for check in verify(gated, gated, samples).checks}
+    assert {check.name for check in verify(wrong, gated, samples).failures} == {"gradients"}
+
+
 def test_variants_say_which_call_fails():
     found = {c.sample for c in judged(first.softmax_drops_tail, "softmax").failures}
     assert "sample 0, size 41 for 40" in found
