@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.ops.entropy import HALVES
+from nxcore.ops.max import require_axis
 from nxcore.plugin import (
     DEGENERATE,
     Cost,
@@ -29,12 +31,9 @@ from nxcore.plugin import (
     TensorMeta,
     Way,
     brief,
-    canonical_dims,
     rand,
     require_tensor,
 )
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def reference(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -73,9 +72,7 @@ def reference(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 def check(x: Any, dim: Any, dtype: Any, name: str = "x") -> None:
     """Raise unless there is one axis, and a dtype where one is given."""
     require_tensor(x, name, floating=False)
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise InvalidInputError(f"dim must be an integer, got {brief(dim)}", argument="dim")
-    canonical_dims(dim, x.ndim)
+    require_axis(dim, x.ndim)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise InvalidInputError(f"dtype must be a dtype or None, got {brief(dtype)}", argument="dtype")
 

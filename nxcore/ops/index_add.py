@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.ops.entropy import HALVES
+from nxcore.ops.max import require_axis
 from nxcore.plugin import (
     DEGENERATE,
     Cost,
@@ -32,13 +34,11 @@ from nxcore.plugin import (
     TensorMeta,
     backward_of,
     brief,
-    canonical_dims,
     rand,
     require_size,
     require_tensor,
 )
 
-HALVES = (torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64)
 SMOKE, BENCH = frozenset({"smoke"}), frozenset({"bench"})
 
@@ -104,13 +104,6 @@ def reference(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float =
     if torch.compiler.is_compiling():  # a compiler can't compare a symbol with 1, as torch does of alpha
         return in_float32(lambda x, source: torch.index_add(x, dim, index, source * alpha), x, source)
     return in_float32(lambda x, source: torch.index_add(x, dim, index, source, alpha=alpha), x, source)
-
-
-def require_axis(dim: Any, ndim: int) -> None:
-    """Raise unless ``dim`` is one axis."""
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise InvalidInputError(f"dim must be an integer, got {brief(dim)}", argument="dim")
-    canonical_dims(dim, ndim)
 
 
 def sourced(size: Any, dim: int, index: Any) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def reference(
     whole = weight is not None or not input.numel() or not torch.amp.is_autocast_available(kind)
     if whole or _transformed(x, w, b):
         return _of_all_rows(x, w, b, target, weight, settings)
-    if _casts(input.device):  # as torch casts: the product is in its dtype, the loss in float32
+    if casts(input.device):  # as torch casts: the product is in its dtype, the loss in float32
         lower = torch.get_autocast_dtype(kind)
         x, w, b = x.to(lower), w.to(lower), None if b is None else b.to(lower)
     with torch.autocast(kind, enabled=False):
@@ -112,7 +112,7 @@ def _transformed(*given: Tensor | None) -> bool:
     return torch.compiler.is_compiling() or transform is not None or any(t is not None for t in tangents)
 
 
-def _casts(device: torch.device) -> bool:
+def casts(device: torch.device) -> bool:
     """Return whether autocast is on for a device."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
@@ -252,7 +252,7 @@ def check(
             require_tensor(value, name)
             require_shape(value, (w.shape[0],), name)
             tensors[name] = value
-    cast = _casts(x.device)
+    cast = casts(x.device)
     for name, value in tensors.items():
         if value.device != x.device:
             message = f"{name} must be on the device of input, {x.device}, got {value.device}"

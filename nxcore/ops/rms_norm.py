@@ -88,8 +88,8 @@ def check(x: Any, normalized_shape: Any, weight: Any, eps: Any) -> None:
     """Raise unless rows and factors fit."""
     require_rows(x, normalized_shape)
     require_factor(weight, x, normalized_shape, "weight")
-    if eps is None:
-        return  # where a trace leaves it to torch
+    if eps is None:  # in a trace by torch.compile, which doesn't read the default
+        return
     if isinstance(eps, bool) or not isinstance(eps, int | float) or abs(eps) >= 2**63:
         raise InvalidInputError(f"eps must be a number, got {brief(eps)}", argument="eps")
 
@@ -250,7 +250,8 @@ def gradient(
     >>> nxcore.ops.rms_norm_backward(x, x, (2,), torch.ones(2))[1]
     tensor([3., 3.])
     """
-    eps = spacing(x) or 0.0 if eps is None else eps
+    if eps is None:
+        eps = spacing(x) or 0.0
     one_dtype = grad.dtype == x.dtype and (weight is None or weight.dtype == x.dtype)
     if x.is_cuda and one_dtype and x.numel() and not torch.is_grad_enabled():
         return _fused(grad, x, normalized_shape, weight, eps, output_mask)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nxcore.ops.entropy import HALVES
+from nxcore.ops.linear_cross_entropy import casts
 from nxcore.plugin import (
     LOWER,
     YES,
@@ -38,8 +40,6 @@ from nxcore.plugin import (
     require_flag,
     require_tensor,
 )
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def reference(
@@ -196,7 +196,7 @@ def check(
         if tensor.device != query.device:
             message = f"{name} must be on the device of query, {query.device}, got {tensor.device}"
             raise InvalidInputError(message, argument=name)
-        if tensor.dtype != query.dtype and not _casts(query.device):
+        if tensor.dtype != query.dtype and not casts(query.device):
             message = f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}"
             raise InvalidInputError(message, argument=name)
     require_flag(is_causal, "is_causal")
@@ -227,17 +227,12 @@ def check(
         raise InvalidInputError(message, argument="scale")
 
 
-def _casts(device: torch.device) -> bool:
-    """Return whether autocast is on for a device."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-
-
 def _require_mask(mask: Any, shape: tuple[int, ...], query: Any, *, causal: bool) -> None:
     """Raise unless a mask fits weights of this shape."""
     require_tensor(mask, "attn_mask", floating=False)
     if causal:
         raise InvalidInputError("attn_mask must be None where is_causal is True", argument="attn_mask")
-    if mask.dtype not in (torch.bool, query.dtype) and not _casts(query.device):
+    if mask.dtype not in (torch.bool, query.dtype) and not casts(query.device):
         message = f"attn_mask must be bool or {query.dtype}, got {mask.dtype}"
         raise InvalidInputError(message, argument="attn_mask")
     pairs = zip(reversed(mask.shape), reversed(shape), strict=False)

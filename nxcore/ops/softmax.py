@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.ops.max import require_axis
 from nxcore.plugin import (
     DEGENERATE,
     Cost,
@@ -30,7 +31,6 @@ from nxcore.plugin import (
     Way,
     backward_of,
     brief,
-    canonical_dims,
     rand,
     require_tensor,
 )
@@ -46,9 +46,7 @@ RESULT = (-3.0, 0.5)
 def check(x: Any, dim: Any, dtype: Any, name: str = "x") -> None:
     """Raise unless there is one axis, and the dtype, where one is given, is floating."""
     require_tensor(x, name)
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise InvalidInputError(f"dim must be an integer, got {brief(dim)}", argument="dim")
-    canonical_dims(dim, x.ndim)
+    require_axis(dim, x.ndim)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         came = dtype if isinstance(dtype, torch.dtype) else brief(dtype)
         raise InvalidInputError(f"dtype must be a floating dtype or None, got {came}", argument="dtype")

@@ -19,8 +19,8 @@ CUDA = (
         (
             Edit("    carry = total;", f"    carry = {half('total')};"),
             Edit("base[u] = total;", f"base[u] = {half('total')};"),
-            Edit("join<PRODUCT>(carry, before) : carry", f"{half('join<PRODUCT>(carry, before)')} : carry"),
-            Edit("join<PRODUCT>(go[e], found[e])", half("join<PRODUCT>(go[e], found[e])")),
+            Edit("carry + before : carry", f"{half('carry + before')} : carry"),
+            Edit("go[e] + found[e]", half("go[e] + found[e]")),
         ),
     ),
     one(STRIDE, "scans.cu", SCANS, "line % a.inner * a.within[which]", "line % a.inner * a.outer[which]"),

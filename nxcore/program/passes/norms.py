@@ -3,7 +3,7 @@
     x * rsqrt(mean(x^2) + eps), in float32; then in x's dtype, times a weight
 
 So Llama's, T5's and their successors' classes compute it; a graph shows it, whatever a class is named.
-Torch's function rounds once where they round twice, which the check of a recording allows for.
+Torch's function rounds once where they round twice, which an audit allows for.
 """
 
 from __future__ import annotations
@@ -13,30 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional
 
-from nxcore.program.passes.operators import STAND_INS, by_kernel, given, shape_of
+from nxcore.program.passes.operators import given, shape_of
 
 POWERS = ("pow", torch.pow, operator.pow)
 CASTS = ("to", "float", "type_as")
 LAST = (-1, (-1,), [-1])
-
-
-def _row(name: str, torchs: Any) -> Any:
-    """Return what stands in for a softmax or its logarithm."""
-
-    def softmax(x: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
-        """Stand in for torch's function."""
-        found: Tensor | None = None if dim is None else by_kernel(name, x, dim, dtype)
-        return torchs(x, dim, dtype=dtype) if found is None else found
-
-    return softmax
-
-
-STAND_INS |= {
-    functional.softmax: _row("softmax", functional.softmax),
-    functional.log_softmax: _row("log_softmax", functional.log_softmax),
-}
 
 
 def norms(graph: fx.Graph) -> int:

@@ -138,6 +138,17 @@ def _pointwise(name: str, torchs: Function, numbers: Mapping[str, float]) -> Fun
     return function
 
 
+def _row(name: str, torchs: Any) -> Any:
+    """Return what stands in for a softmax or its logarithm."""
+
+    def softmax(x: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+        """Stand in for torch's function."""
+        found: Tensor | None = None if dim is None else by_kernel(name, x, dim, dtype)
+        return torchs(x, dim, dtype=dtype) if found is None else found
+
+    return softmax
+
+
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Stand in for torch's function."""
     found = activation("gelu_tanh" if approximate == "tanh" else "gelu", x)
@@ -168,6 +179,8 @@ STAND_INS: dict[Any, Function] = {
     functional.adaptive_avg_pool2d: _global("global_avg_pool2d", functional.adaptive_avg_pool2d),
     functional.adaptive_max_pool2d: _global("global_max_pool2d", functional.adaptive_max_pool2d),
     functional.gelu: gelu,
+    functional.softmax: _row("softmax", functional.softmax),
+    functional.log_softmax: _row("log_softmax", functional.log_softmax),
     attention: _windowed("scaled_dot_product_attention", attention),
     **{torchs: _pointwise(name, torchs, numbers) for torchs, (name, numbers) in ACTIVATIONS.items()},
 }

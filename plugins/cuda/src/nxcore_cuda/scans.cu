@@ -1,5 +1,5 @@
-// scans: out[i] = x[0] + ... + x[i] along lines, or x[i] + ... + x[n - 1], or products in place of sums. Each element
-// is read once: threads scan their own, warps and blocks what these come to, and each chunk goes on from the last.
+// scans: out[i] = x[0] + ... + x[i] along lines, or x[i] + ... + x[n - 1]. Each element is read once: threads scan their
+// own, warps and blocks what these come to, and each chunk goes on from the last.
 #pragma once
 
 #include "reduce.cuh"
@@ -21,39 +21,28 @@ struct scans_args {
 
 namespace scans {
 
-template <bool PRODUCT>
-__device__ __forceinline__ float none() {
-  return PRODUCT ? 1.0f : 0.0f;
-}
-template <bool PRODUCT>
-__device__ __forceinline__ float join(float a, float b) {
-  return PRODUCT ? a * b : a + b;
-}
-
 // Scans over the lanes of groups of `width` whose numbers differ by `step`: from what a lane has to that of all up to it.
-template <bool PRODUCT>
 __device__ __forceinline__ float up_to(float x, int step, int width) {
   for (; step < width; step *= 2) {
     const float before = __shfl_up_sync(ALL_LANES, x, step, width);
-    if ((int)(threadIdx.x & (width - 1)) >= step) x = join<PRODUCT>(before, x);
+    if ((int)(threadIdx.x & (width - 1)) >= step) x = before + x;
   }
   return x;
 }
 
 // What the parts of a line before this block's come to, in every thread of its first warp. The last block of a line to
 // have read them puts 0 back. Blocks start in the order of their numbers: those before are under way.
-template <bool PRODUCT>
 __device__ __forceinline__ float before(unsigned* slots, int part, float total) {
   if (threadIdx.x == 0) terms::leave(slots + 1 + part, terms::bits_of(total));
-  float found = none<PRODUCT>();
+  float found = 0.0f;
   for (int i = threadIdx.x; i < part; i += WARP) {
     unsigned bits = terms::peek(slots + 1 + i);
     while (bits == 0xffffffffu) bits = terms::peek(slots + 1 + i);
-    found = join<PRODUCT>(found, __uint_as_float(bits));
+    found = found + __uint_as_float(bits);
   }
 #pragma unroll
   for (int step = WARP / 2; step > 0; step /= 2) {
-    found = join<PRODUCT>(found, __shfl_xor_sync(ALL_LANES, found, step));
+    found = found + __shfl_xor_sync(ALL_LANES, found, step);
   }
   return found;
 }
@@ -93,7 +82,7 @@ __device__ __forceinline__ long long start_of(const scans_args& a, int which, lo
 
 // Neighbours in memory are entries of one line: `lanes` threads (a power of two up to 32, or the block) have N vectors
 // of a chunk each. A block of more than a warp has up to 32 / N of them.
-template <typename T, typename U, int V, int N, bool BACK, bool PRODUCT>
+template <typename T, typename U, int V, int N, bool BACK>
 __device__ __forceinline__ void scans_inner(const scans_args& a) {
   using namespace scans;
   __shared__ float of_warp[2][WARP];
@@ -105,7 +94,7 @@ __device__ __forceinline__ void scans_inner(const scans_args& a) {
   const long long own = line < a.count ? a.length : 0;
   const T* const x = (const T*)a.x + start_of(a, 0, line);
   U* const out = (U*)a.out + start_of(a, 1, line);
-  float carry = none<PRODUCT>();
+  float carry = 0.0f;
   int turn = 0;
   for (long long first = part * chunk; first < last; first += chunk, turn ^= 1) {
     float value[N][V], upto[N], base[N];
@@ -116,14 +105,14 @@ __device__ __forceinline__ void scans_inner(const scans_args& a) {
         take<V, BACK>(x, i, a.length, a.entry[0], value[u]);
       } else {
 #pragma unroll
-        for (int e = 0; e < V; ++e) value[u][e] = none<PRODUCT>();
+        for (int e = 0; e < V; ++e) value[u][e] = 0.0f;
       }
     }
 #pragma unroll
     for (int u = 0; u < N; ++u) {
 #pragma unroll
-      for (int e = 1; e < V; ++e) value[u][e] = join<PRODUCT>(value[u][e - 1], value[u][e]);
-      upto[u] = up_to<PRODUCT>(value[u][V - 1], 1, width);
+      for (int e = 1; e < V; ++e) value[u][e] = value[u][e - 1] + value[u][e];
+      upto[u] = up_to(value[u][V - 1], 1, width);
     }
     float total = carry;
     if (warps > 1) {
@@ -133,11 +122,11 @@ __device__ __forceinline__ void scans_inner(const scans_args& a) {
       }
       __syncthreads();
       const int mine = threadIdx.x % WARP;
-      const float all = up_to<PRODUCT>(mine < N * warps ? of_warp[turn][mine] : none<PRODUCT>(), 1, WARP);
+      const float all = up_to(mine < N * warps ? of_warp[turn][mine] : 0.0f, 1, WARP);
       if (a.parts > 1) {
         if (threadIdx.x < WARP) {
           unsigned* const slots = a.slots + blockIdx.x / a.parts * (a.parts + 1);
-          const float found = scans::before<PRODUCT>(slots, part, __shfl_sync(ALL_LANES, all, N * warps - 1));
+          const float found = scans::before(slots, part, __shfl_sync(ALL_LANES, all, N * warps - 1));
           if (threadIdx.x == 0) of_parts = found;
         }
         __syncthreads();
@@ -147,23 +136,23 @@ __device__ __forceinline__ void scans_inner(const scans_args& a) {
       for (int u = 0; u < N; ++u) {
         const int at = u * warps + threadIdx.x / WARP;
         const float before = __shfl_sync(ALL_LANES, all, at > 0 ? at - 1 : 0);
-        base[u] = at > 0 ? join<PRODUCT>(carry, before) : carry;
+        base[u] = at > 0 ? carry + before : carry;
       }
-      total = join<PRODUCT>(carry, __shfl_sync(ALL_LANES, all, N * warps - 1));
+      total = carry + __shfl_sync(ALL_LANES, all, N * warps - 1);
     } else {
 #pragma unroll
       for (int u = 0; u < N; ++u) {
         base[u] = total;
-        total = join<PRODUCT>(total, __shfl_sync(ALL_LANES, upto[u], width - 1, width));
+        total = total + __shfl_sync(ALL_LANES, upto[u], width - 1, width);
       }
     }
     carry = total;
 #pragma unroll
     for (int u = 0; u < N; ++u) {
       const float before = __shfl_up_sync(ALL_LANES, upto[u], 1, width);
-      if ((threadIdx.x & (width - 1)) > 0) base[u] = join<PRODUCT>(base[u], before);
+      if ((threadIdx.x & (width - 1)) > 0) base[u] = base[u] + before;
 #pragma unroll
-      for (int e = 0; e < V; ++e) value[u][e] = join<PRODUCT>(base[u], value[u][e]);
+      for (int e = 0; e < V; ++e) value[u][e] = base[u] + value[u][e];
       const long long i = first + ((long long)u * a.lanes + lane) * V;
       if (i < own) put<V, BACK>(out, i, a.length, a.entry[1], value[u]);
     }
@@ -178,7 +167,7 @@ __device__ __forceinline__ void scans_inner(const scans_args& a) {
 
 // Neighbours in memory belong to different lines: `lanes` threads (a power of two up to 32) lie across them, each with
 // V lines; blockDim.x / lanes follow each other along these, with N entries each.
-template <typename T, typename U, int V, int N, bool BACK, bool PRODUCT>
+template <typename T, typename U, int V, int N, bool BACK>
 __device__ __forceinline__ void scans_outer(const scans_args& a) {
   using namespace scans;
   float* const of_warp = dynamic_shared<float>();  // of two chunks: a number for each warp and line
@@ -190,7 +179,7 @@ __device__ __forceinline__ void scans_outer(const scans_args& a) {
   U* const out = (U*)a.out + start_of(a, 1, line);
   float carry[V];
 #pragma unroll
-  for (int e = 0; e < V; ++e) carry[e] = none<PRODUCT>();
+  for (int e = 0; e < V; ++e) carry[e] = 0.0f;
   int turn = 0;
   for (long long first = 0; first < a.length; first += (long long)rows * N, turn ^= 1) {
     float value[N][V], base[V];
@@ -201,16 +190,16 @@ __device__ __forceinline__ void scans_outer(const scans_args& a) {
         take<V, false>(x + (BACK ? a.length - 1 - i : i) * a.entry[0], 0, 0, 0, value[u]);
       } else {
 #pragma unroll
-        for (int e = 0; e < V; ++e) value[u][e] = none<PRODUCT>();
+        for (int e = 0; e < V; ++e) value[u][e] = 0.0f;
       }
     }
 #pragma unroll
     for (int e = 0; e < V; ++e) {
 #pragma unroll
-      for (int u = 1; u < N; ++u) value[u][e] = join<PRODUCT>(value[u - 1][e], value[u][e]);
-      const float upto = up_to<PRODUCT>(value[N - 1][e], a.lanes, WARP);
+      for (int u = 1; u < N; ++u) value[u][e] = value[u - 1][e] + value[u][e];
+      const float upto = up_to(value[N - 1][e], a.lanes, WARP);
       const float before = __shfl_up_sync(ALL_LANES, upto, a.lanes);
-      base[e] = (int)(threadIdx.x % WARP) < a.lanes ? none<PRODUCT>() : before;
+      base[e] = (int)(threadIdx.x % WARP) < a.lanes ? 0.0f : before;
       if ((int)(threadIdx.x % WARP) >= WARP - a.lanes) of_warp[(turn * warps + warp) * wide + across * V + e] = upto;
     }
     __syncthreads();
@@ -221,8 +210,8 @@ __device__ __forceinline__ void scans_outer(const scans_args& a) {
       const Vector<float, V> found = load<V>(of_warp + (turn * warps + w) * wide + across * V);
 #pragma unroll
       for (int e = 0; e < V; ++e) {
-        if (w == warp) base[e] = join<PRODUCT>(go[e], base[e]);
-        go[e] = join<PRODUCT>(go[e], found[e]);
+        if (w == warp) base[e] = go[e] + base[e];
+        go[e] = go[e] + found[e];
       }
     }
 #pragma unroll
@@ -231,7 +220,7 @@ __device__ __forceinline__ void scans_outer(const scans_args& a) {
     for (int u = 0; u < N; ++u) {
       const long long i = first + (long long)row * N + u;
 #pragma unroll
-      for (int e = 0; e < V; ++e) value[u][e] = join<PRODUCT>(base[e], value[u][e]);
+      for (int e = 0; e < V; ++e) value[u][e] = base[e] + value[u][e];
       if (i < own) put<V, false>(out + (BACK ? a.length - 1 - i : i) * a.entry[1], 0, 0, 0, value[u]);
     }
   }

@@ -35,15 +35,14 @@ class Scan:
     ----------
     given, made : torch.dtype
         Of the input and of the result.
-    back, product : bool
-        From the end on; products in place of sums.
+    back : bool
+        From the end on.
     """
 
     lines: Lines
     given: torch.dtype
     made: torch.dtype
     back: bool
-    product: bool
 
     @classmethod
     def of(cls, problem: Problem) -> Scan:
@@ -53,8 +52,8 @@ class Scan:
         if found.inner == 1:  # one dimension counts lines: the inner one
             steps = tuple((0, outer, entry) for outer, _, entry in found.steps)
             found = Lines(found.count, found.count, found.length, steps)
-        back, times = problem.op.endswith("_backward"), problem.op == "cumprod"
-        return cls(found, problem.tensors[0].dtype, problem.outputs.dtype, back, times)
+        back = problem.op.endswith("_backward")
+        return cls(found, problem.tensors[0].dtype, problem.outputs.dtype, back)
 
     @property
     def inner(self) -> bool:
@@ -81,7 +80,7 @@ class Scan:
         """Return the kernel for vectors of so many elements."""
         types = (TYPES[self.given], TYPES[self.made])
         entry = "scans_inner" if self.inner else "scans_outer"
-        arguments = (*types, width, EACH, self.back, self.product)
+        arguments = (*types, width, EACH, self.back)
         return Instance(entry, arguments, "scans", "scans_args", threads=MOST)
 
     def launch(self, width: int, device: torch.device) -> Launcher:
@@ -142,5 +141,5 @@ def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     shapes = (Lines(1, 1, 1, ((0, outer, 1 + outer),) * 2) for outer in (0, 1))
     for dtype, lines, back in product(FLOATS, tuple(shapes), (False, True)):
-        scan = Scan(lines, dtype, dtype, back, product=False)
+        scan = Scan(lines, dtype, dtype, back)
         yield from map(scan.instance, (1, VECTOR // dtype.itemsize))
