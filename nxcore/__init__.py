@@ -94,8 +94,9 @@ def accelerate(
     """
     if dry_run:
         return importlib.import_module("nxcore.offline.gains").dry_run(model, prepare)  # type: ignore[no-any-return]
-    how: Any = {"watch": watch, "graphs": graphs, "entrants": entrants}
-    return importlib.import_module("nxcore.nn.swap").accelerate(model, prepare, **how)  # type: ignore[no-any-return]
+    from nxcore.nn import swap
+
+    return swap.accelerate(model, prepare, watch=watch, graphs=graphs, entrants=entrants)
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -253,8 +254,6 @@ def policy(name: str) -> AbstractContextManager[None]:
     InvalidInputError
         If there is no such policy; the message names the nearest, or the one in place of a former one.
 
-    Examples
-    --------
     >>> with nxcore.policy("frozen"):
     ...     out = nxcore.ops.add(torch.ones(2), 1)
     """
@@ -274,8 +273,6 @@ def profile() -> AbstractContextManager[Profile]:
         Gives a ``Profile``. Printed, it is a table of count, mean, total, device time and peak memory. It has
         ``rows``, ``to_dict()`` and ``export_chrome_trace(path)``. ``profile_op`` adds regions of your own.
 
-    Examples
-    --------
     >>> with nxcore.profile() as profile:
     ...     out = nxcore.ops.add(torch.ones(2), 1)
     >>> [(row.name, row.count) for row in profile.rows]
@@ -300,8 +297,6 @@ def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     OSError
         If the file can't be written; raised before any call.
 
-    Examples
-    --------
     >>> with nxcore.record(folder / "problems.jsonl"):
     ...     out = nxcore.ops.add(torch.ones(2), 1)
     >>> (folder / "problems.jsonl").read_text()[:13]
@@ -327,7 +322,9 @@ def restore(model: Module) -> Swap:
     >>> nxcore.accelerate(model).replaced == nxcore.restore(model).replaced
     True
     """
-    return importlib.import_module("nxcore.nn.swap").restore(model)  # type: ignore[no-any-return]
+    from nxcore.nn import swap
+
+    return swap.restore(model)
 
 
 def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
@@ -350,7 +347,9 @@ def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
     >>> [row.calls for row in nxcore.status(model, torch.ones(1, 1, 4, 4)).rows]
     [1]
     """
-    return importlib.import_module("nxcore.offline.status").of_model(model, *args, **kwargs)  # type: ignore[no-any-return]
+    from nxcore.offline import status
+
+    return status.of_model(model, *args, **kwargs)
 
 
 def use(*backends: str) -> AbstractContextManager[None]:

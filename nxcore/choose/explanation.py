@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
 from nxcore.measure.decision import MARGIN, TIE, Candidate, Decision, winners
 from nxcore.measure.timing import duration
 from nxcore.spec.problem import Problem
-
-UNITS = ("day", "hour", "minute", "second")
 
 BY_RULE = {
     "pinned": "a call without backend=, which goes to the fastest kernel",
@@ -196,7 +193,7 @@ def needed(c: Candidate, decision: Decision) -> str:
 
 def ago(seconds: float) -> str:
     """Return an age in words."""
-    for unit in UNITS:
-        if (count := int(seconds // timedelta(**{f"{unit}s": 1}).total_seconds())) >= 1:
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        if (count := int(seconds // length)) >= 1:
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "less than a second ago"
