@@ -147,6 +147,9 @@ def test_the_gains_of_classifiers_are_the_records() -> None:
     mine, torchs = over["accelerated"], over["cudagraphs"]
     named = sorted(gain for name, gain in mine.items() if ", " not in name)  # training on one GPU
     assert f"at {named[0]:.2f}x (ConvNeXt-tiny) to {named[-1]:.2f}x (T5) there" in PROSE
+    gib = {(row["name"], row["way"]): row["gib"] for row in record["rows"] if row["gib"]}
+    room = [most / gib[name, "plain"] for (name, way), most in gib.items() if way == "accelerated"]
+    assert f"reserves {min(room):.1f} to {max(room):.1f} times the memory" in PROSE
     beside = {name: mine[name] / torchs[name] for name in torchs}
     assert f"{statistics.geometric_mean(beside.values()):.2f} times as fast as torch's" in PROSE
     assert f"over [fourteen](docs/programs.md#figures), at worst {min(beside.values()):.2f} (GraphS" in PROSE

@@ -1,7 +1,7 @@
 """Pictures of a search's result as SVG: the genotype, a row of nodes with arcs, and the learning curve.
 
-They are drawn by hand: graphviz needs a program that pip does not install, and matplotlib or plotly would be
-dependencies for these alone.
+They are drawn by hand: graphviz needs a program that pip does not install, and a search uses matplotlib or
+plotly for nothing else.
 """
 
 from __future__ import annotations
