@@ -17,7 +17,8 @@ APART = tuple(layout for layout in LAYOUTS if layout != "expanded")
 @strategy
 def batch_norm(draw: Draw, most: int) -> tuple[Any, ...]:
     """Images of any layout with a deviation: how a kernel errs where all are equal is a matter of luck."""
-    size, dtype = [n or 1 for n in draw(shapes(most // 2, 2, 4))], draw(dtypes())
+    low = draw(st.sampled_from([2, 3, 4]))  # kernels take few of two dimensions
+    size, dtype = [n or 1 for n in draw(shapes(most // 2, low, 4))], draw(dtypes())
     size[0] = max(size[0], 2)  # more than one value a channel
     x = tensor(draw, tuple(size), dtype, ("normal", "nan"), APART)
     if draw(st.booleans()):
@@ -29,12 +30,15 @@ def batch_norm(draw: Draw, most: int) -> tuple[Any, ...]:
 
 @strategy
 def batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
-    """Any of the gradients, with the statistics of the images."""
+    """Any of the gradients, with the statistics of the images; a gradient that lies as they do, as a rule."""
     x, weight, _, eps = draw(batch_norm(most))
     _, mean, var = BATCH_NORM.reference(x, eps=eps)
     mask = draw(st.tuples(*[st.booleans()] * 3).filter(any))
     mask = (mask[0] or weight is None, *mask[1:])
-    return tensor(draw, tuple(x.shape), x.dtype, ("normal",)), x, mean, var, weight, eps, mask
+    grad = tensor(draw, tuple(x.shape), x.dtype, ("normal",))
+    if draw(st.sampled_from([True, True, False])):
+        grad = torch.empty_like(x).copy_(grad)
+    return grad, x, mean, var, weight, eps, mask
 
 
 def _axis(draw: Draw, most: int, values: tuple[str, ...]) -> tuple[Any, int]:
