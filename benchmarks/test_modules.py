@@ -25,7 +25,7 @@ from torch import nn
 from nxcore import nn as ours
 from nxcore.call.operator import Operator, Plan
 from nxcore.interop import native
-from nxcore.nn import activations, modules, sequential, swap
+from nxcore.nn import activations, modules, sequential, softmaxes, swap
 from nxcore.nn.served import AFTER, RESTING
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
@@ -127,8 +127,8 @@ def _within(
 
 def _serve_by(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
     found = []
-    for held, names in ((modules, vars(modules)), (sequential, vars(sequential))):
-        for name in [n for n, value in names.items() if isinstance(value, Operator)]:
+    for held in (modules, sequential, softmaxes):
+        for name in [n for n, value in vars(held).items() if isinstance(value, Operator)]:
             found.append(session.op(getattr(held, name).spec.name))
             monkeypatch.setattr(held, name, found[-1])
     activated = {name: session.op(name) for name, _ in activations.FUNCTIONS.values()}

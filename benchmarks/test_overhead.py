@@ -122,8 +122,10 @@ def test_a_hit_stays_within_its_budget(case: str, record_property: Any) -> None:
     name, args = CASES[case]
     op = SESSION.op(name)
     bound = args if case in SMOKE else op.spec.bind(*args)
-    given = [a for p, a in zip(op.spec.params, bound, strict=True) if not p.keyword]
-    cost = _again_if_over(lambda: _above_direct(op, bound, lambda: op(*given)))
+    pairs = list(zip(op.spec.params, bound, strict=True))
+    given = [a for p, a in pairs if not p.keyword]
+    named = {p.name: a for p, a in pairs if p.keyword and a is not p.default}
+    cost = _again_if_over(lambda: _above_direct(op, bound, lambda: op(*given, **named)))
     _gate(case, *cost, record_property)
 
 
@@ -256,7 +258,7 @@ def test_a_gradient_costs_little_more_than_torchs_own_bridge(case: str, record_p
         plain = _least_us({"plain": lambda: op.run(*bound)}, LONGER)["plain"]
         try:
             for t in tensors:
-                t.requires_grad_()
+                t.requires_grad_(t.is_floating_point())
             forward = pair if spec.gradient.forward else kernel
             joined = Differentiable(spec, described, spec.gradient, forward, nothing, nothing)
             op.replan(op.key(*bound), joined)
