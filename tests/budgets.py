@@ -157,8 +157,8 @@ BUDGETS = (
     ),
     Budget("records", 90, 90, lambda: len([*files("*", "benchmarks/results")])),
     Budget("ContextVars", 8, 8, lambda: sum(calls(t, "ContextVar") for t in trees("nxcore", "plugins"))),
-    Budget("numeric constants, nxcore/ without ops/", 584, 584, lambda: constants("nxcore")),
-    Budget("numeric constants, nxcore/choose", 64, 50, lambda: constants("nxcore/choose")),
+    Budget("numeric constants, nxcore/ without ops/", 569, 569, lambda: constants("nxcore")),
+    Budget("numeric constants, nxcore/choose", 48, 48, lambda: constants("nxcore/choose")),
     Budget(
         "monkeypatch.setattr", 305, 300, lambda: sum(calls(t, "monkeypatch.setattr") for t in trees("tests"))
     ),

@@ -12,7 +12,7 @@ import torch
 from nxcore.choose.contenders import Candidacy, Contender
 from nxcore.choose.process import Answer
 from nxcore.choose.tuner import Tuner
-from nxcore.choose.workers import SEVERAL, Workers
+from nxcore.choose.workers import Workers
 from nxcore.errors import FOREIGN
 from nxcore.observe.bar import Advance, told
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
@@ -31,8 +31,11 @@ Tasks = dict[Name, tuple[Problem, str, str]]
 
 
 def pays(tuner: Tuner) -> bool:
-    """Return whether workers compile faster than this process does, even if it waits for them."""
-    return tuner.workers is not None and tuner.workers.most >= SEVERAL
+    """Return whether workers compile faster than this process does, even if it waits for them.
+
+    The start of one takes two seconds.
+    """
+    return tuner.workers is not None and tuner.workers.most > 1
 
 
 def uncompiled(tuner: Tuner, problem: Problem) -> list[str]:
@@ -134,12 +137,12 @@ def compiled(
     advance: Advance = lambda *_: None,
     *,
     labels: Callable[[Problem], Collection[str]] | None = None,
-    least: int = 1,
+    several: bool = False,
     missing: Callable[[Problem], Collection[str]] | None = None,
 ) -> None:
     """Have workers compile kernels of problems, and verify those of the CPU; wait for them.
 
-    A call does later what they can't do. Nothing is done for fewer than ``least`` tasks.
+    A call does later what they can't do. With ``several`` nothing is done for a single task.
 
     Parameters
     ----------
@@ -149,7 +152,7 @@ def compiled(
         Called after each task.
     labels : callable, optional
         Returns the kernels of a problem; all by default.
-    least : int
+    several : bool
     missing : callable, optional
         Returns the kernels of a problem that must be compiled, if that is known; see ``uncompiled``.
     """
@@ -162,7 +165,7 @@ def compiled(
         lacking = without_code(tuner, problem, [label for label in needed if label in chosen])
         for name, task in tasks(tuner, problem, lacking).items():
             wanted.setdefault(name, task)
-    if len(wanted) < least:
+    if len(wanted) <= several:
         return
     orders = Orders(workers)
     orders.place(wanted)

@@ -20,10 +20,8 @@ from nxcore.trust.gate import brief
 from nxcore.trust.rows import DEPENDENCE
 
 PROBLEMS = 4096
-"""The most choices, pairs, watches and waiting problems of a process; beyond it the oldest are dropped."""
-
-PAGES = 4 * PROBLEMS
-"""The most recorded shapes of an operator, and pages as points of families; beyond it all are read again."""
+"""The most choices, pairs, watches and waiting problems of a process, and recorded shapes of an operator;
+beyond it the oldest are dropped. Of pages as points of families all are read again beyond it."""
 
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""

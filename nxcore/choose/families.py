@@ -13,7 +13,7 @@ import torch
 
 from nxcore.choose import family
 from nxcore.choose.ahead import on_disk
-from nxcore.choose.contenders import FAMILY, PAGES, Choice
+from nxcore.choose.contenders import FAMILY, PROBLEMS, Choice
 from nxcore.choose.family import End, comparable, enclosing, told
 from nxcore.choose.recall import Recall
 from nxcore.errors import InvalidInputError
@@ -92,7 +92,7 @@ class Families:
         """Yield the clear measurements in an environment for the family of ``problem``."""
         found, where = self._family(problem), digest(facts)
         deterministic = torch.are_deterministic_algorithms_enabled()
-        if len(self._points) > PAGES or len(self._families) > PAGES:
+        if len(self._points) > PROBLEMS or len(self._families) > PROBLEMS:
             self._points.clear()  # mostly points of dropped pages
             self._families.clear()
             found = self._family(problem)

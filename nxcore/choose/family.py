@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nxcore.measure.decision import Decision
-from nxcore.spec.layout import layout_class
+from nxcore.spec.layout import WIDEST, layout_class
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.spec import Cost
+from nxcore.store.pages import AHEAD
 
 FACTOR = 4.0
 """The largest ratio of a size between a family's points and a problem."""
@@ -23,17 +24,11 @@ FACTOR = 4.0
 AROUND = math.log2(FACTOR)
 """The largest distance of these points, in octaves over all sizes."""
 
-AGREED = 0.05
-"""The factor by which the winner must be ahead at both points."""
-
 ALIKE = 1.25
 """The largest ratio of operations per byte between comparable problems."""
 
 NEAREST = 24
 """The most points that are compared."""
-
-WIDEST = 16
-"""The bytes of the widest load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ class End:
     @property
     def clear(self) -> bool:
         """Whether another kernel than torch's won by the margin."""
-        return bool(self.label) and self.ahead >= 1 + AGREED
+        return bool(self.label) and self.ahead >= AHEAD
 
 
 def end(point: Point, decision: Decision) -> End:

@@ -15,9 +15,6 @@ from typing import IO, Any
 from nxcore.spec import tally
 from nxcore.store.encoding import encoded
 
-LAST_LINES = 3
-"""The lines of its standard error that are quoted where a worker fails."""
-
 Heard = Callable[[str, Callable[[str], object]], object]
 """A function that takes a worker's word, and a function that sends it an answer."""
 
@@ -168,8 +165,8 @@ class Process:
 
     def _last_words(self) -> str:
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-        return f": {' | '.join(lines)}" if lines else ""
+        last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return f": {last}" if last else ""
 
     def _close(self) -> None:
         self.answers.close()

@@ -12,7 +12,6 @@ from nxcore.choose.ahead import compilable, compiled, from_disk, pays
 from nxcore.choose.contenders import Candidacy, Choice
 from nxcore.choose.families import Families
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
-from nxcore.choose.workers import SEVERAL
 from nxcore.observe.bar import Measuring, shown
 from nxcore.spec.problem import Problem
 
@@ -79,7 +78,7 @@ class Pruner:
         if len(listed.order) and pays(self.tuner):
             with shown(f"compiles {problem.op}") as advance:
                 first = [label for label in listed.missing if label in listed.first]
-                compiled(self.tuner, [problem], advance, missing=lambda _: first, least=SEVERAL)
+                compiled(self.tuner, [problem], advance, missing=lambda _: first, several=True)
 
     def _found(self, of: Candidacy, problem: Problem) -> bool | None:
         """Return whether a kernel on disk can serve a problem; None if it must be compiled.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choose.contenders import PAGES
+from nxcore.choose.contenders import PROBLEMS
 from nxcore.registry.registry import Registry
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.spec import OpSpec
@@ -81,7 +81,7 @@ class Recorded:
     def _add(self, op: str, shapes: Shapes) -> None:
         found = self._shapes.setdefault(op, {})
         found[shapes] = None
-        if len(found) > PAGES:
+        if len(found) > PROBLEMS:
             del found[next(iter(found))]
 
     def _read(self) -> None:

@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 DEVICES = ("cuda",)
 """The types of devices whose problems are measured beside the program: processors have several programs."""
 
-COST, IDLE, FULL = (0.2, 0.05), (0.12, 0.02), (0.4, 0.1)
-"""The shares of a race's seconds, and of the others of a measurement, that are taken to delay the program;
-where the device is seldom at work, and where it nearly always is.
+RACE, REST = 0.4, 0.1
+"""The shares of a race's seconds, and of the others of a measurement, that are taken to delay a program which
+keeps the device at work; one that does so for a part of the time is delayed by that part of them.
 
 Plain search steps, which wait for the host, took 1.07 times as long beside a process that raced for 0.6 of
 its time, and steps that fill an H100 1.17 times beside one that raced for a quarter.
@@ -37,14 +37,11 @@ its time, and steps that fill an H100 1.17 times beside one that raced for a qua
 
 PAYS, PAID_S = 0.2, 1.0
 """The share of the time between two calls which saves enough for a process without a budget, and for how many
-seconds it does. Steps that fill a device take 1.17 times as long beside it, by the records of ``COST``.
+seconds it does. Steps that fill a device take 1.17 times as long beside it, by the records of ``RACE``.
 """
 
 FEW = 8
 """The problems that are measured in a call sooner than a process is started for them."""
-
-OFTEN = 0.75
-"""The share of the time from which on a device counts as full."""
 
 ROOM, COPIES = 1 << 32, 32
 """Free bytes of a device that a process needs, and for each byte of the problem's tensors: four times what
@@ -189,7 +186,7 @@ class Survey:
         if surveyor is not None and surveyor.most and first and not self._asked and device.type in DEVICES:
             request = {"prepare": device.index or 0}
             for _ in range(surveyor.most):
-                surveyor.add(Task(request, lambda answer: self._budget().charge(COST[1] * answer.seconds)))
+                surveyor.add(Task(request, lambda answer: self._budget().charge(REST * answer.seconds)))
 
     def after_fork(self) -> None:
         """Take no problem in a forked child, whose workers are its parent's."""
@@ -208,9 +205,9 @@ class Survey:
         return free > ROOM + COPIES * held
 
     def _answered(self, problem: Problem, answer: Answer) -> None:
-        race, rest = COST if answer.busy is None else IDLE if answer.busy < OFTEN else FULL
         if not self.paid:
-            self._budget().charge(race * answer.raced + rest * max(0.0, answer.seconds - answer.raced))
+            cost = RACE * answer.raced + REST * max(0.0, answer.seconds - answer.raced)
+            self._budget().charge(cost * (1.0 if answer.busy is None else answer.busy))
         if answer.why:
             _log.warning("survey: %s: %s", problem, answer.why)
         if answer.stays:

@@ -10,7 +10,6 @@ import json
 import os
 import queue
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -44,9 +43,6 @@ from nxcore.store.files import Store
 from nxcore.store.problems import arguments, described, moved
 from nxcore.store.wisdom import Wisdom
 from nxcore.trust.gate import Gate, brief
-
-LOOKS, LOOK_S = 3, 0.25
-"""How often a worker finds how busy a device is, and the seconds between."""
 
 
 class Niceness:
@@ -95,9 +91,7 @@ class Surveyor:
     """
 
     def __init__(self, tuner: Tuner) -> None:
-        self.tuner = tuner
-        self._looking: threading.Thread | None = None
-        self.busy: float | None = None
+        self.tuner, self.busy, self._looked = tuner, None, False
         # It reads the package's record at its first task, which tells where that is.
         self.pruner = Pruner(Families(Recall(tuner, Wisdom(tuner.gate.store, transfer.shipped))))
 
@@ -112,7 +106,7 @@ class Surveyor:
         problem = described(self.tuner.registry.spec(task["op"]), task["problem"])
         if problem.device.type == "cuda":
             problem = moved(problem, torch.device("cuda", task["index"]))
-            self._look(task["index"]).join()
+            self._look(task["index"])
         with current(problem.device):
             choice = self.pruner.measured(problem, arguments(problem))
         free_much(problem.device)
@@ -128,20 +122,12 @@ class Surveyor:
             torch.cuda.synchronize(index)
             torch.cuda.empty_cache()
 
-    def _look(self, index: int) -> threading.Thread:
-        """Find how busy the device is, in a thread, before this process has a problem for it."""
-        if self._looking is None:
-            self._looking = threading.Thread(target=self._looked, args=(index,), daemon=True)
-            self._looking.start()
-        return self._looking
+    busy: float | None
 
-    def _looked(self, index: int) -> None:
-        known = []
-        for _ in range(LOOKS):
-            time.sleep(LOOK_S)
-            if (share := busy(index)) is not None:
-                known.append(share)
-        self.busy = statistics.fmean(known) if known else None
+    def _look(self, index: int) -> None:
+        """Find how busy the device is, once, before this process has any work for it."""
+        if not self._looked:
+            self.busy, self._looked = busy(index), True
 
 
 def free_much(device: torch.device) -> None:

@@ -33,9 +33,6 @@ from nxcore.store.wisdom import key
 MOST = 8
 """The most workers of a process, and the cores from which on one that only calls has several."""
 
-SEVERAL = 2
-"""The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
-
 BESIDE = 0.02
 """The share of a worker's processor time that is taken to delay the program: an assumption."""
 
@@ -299,7 +296,7 @@ def of(settings: Settings, module: str) -> Workers | None:
 def measuring(settings: Settings, module: str) -> Workers | None:
     """Return two workers that have the program's GPUs, and workers of their own; None where cores are few."""
     most = allowed(settings)
-    if most < SEVERAL or not settings.measure:
+    if most <= 1 or not settings.measure:
         return None
     visible = {name: os.environ[name] for name in (VISIBLE,) if name in os.environ}
     given = {name: value for name, value in environment(settings).items() if name != VISIBLE}

@@ -17,11 +17,11 @@ from nxcore.errors import FOREIGN
 from nxcore.interop import internals
 from nxcore.interop.fresh import Fresh, apart, laid, number, place_of, span, together
 from nxcore.spec.launched import Launched, Noted
+from nxcore.spec.layout import WIDEST
 from nxcore.spec.planning import planning
 
 _log = logging.getLogger("nxcore")
 
-ALIGNED = 16  # bytes: the widest load of a kernel
 MOST = 4
 """The most recordings of a plan, each for other numbers among the arguments."""
 
@@ -122,7 +122,7 @@ def _plain(args: tuple[Any, ...]) -> bool:
         return False
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return False
-    return len(set(places)) == len(places) and not any(place == 0 or place % ALIGNED for place in places)
+    return len(set(places)) == len(places) and not any(place == 0 or place % WIDEST for place in places)
 
 
 def _tensors(args: Sequence[Any]) -> list[Tensor]:

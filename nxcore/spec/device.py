@@ -186,14 +186,15 @@ CAPTURES = threading.RLock()
 A wait for a whole device ends every capture on it, whichever thread waits; one for a stream doesn't.
 """
 
-CAPTURE_S = 60.0
-"""The most seconds that one waits for the other: two threads that wait for each other go on then."""
+LOCK_S = 60.0
+"""The most seconds that one waits for the other, and a fork for background work: two that wait for each other
+go on then."""
 
 
 @contextlib.contextmanager
 def no_capture_beside() -> Iterator[None]:
     """Keep captures, and waits for a whole device, of other threads out of this block."""
-    held = CAPTURES.acquire(timeout=CAPTURE_S)
+    held = CAPTURES.acquire(timeout=LOCK_S)
     try:
         yield
     finally:

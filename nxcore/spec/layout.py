@@ -14,6 +14,9 @@ Strides = tuple[int, ...]
 LAYOUTS = ("contiguous", "channels_last", "permuted", "gaps", "expanded")
 """Layout classes, the plainest first."""
 
+WIDEST = 16
+"""The bytes of a kernel's widest load."""
+
 
 def layout_class(metas: Sequence[TensorMeta]) -> str:
     """Return the layout class of a call: that of its least plain tensor.

@@ -28,7 +28,7 @@ LEAST_US, MOST_US = 1e-4, 1e12
 """The shortest and the longest time, in microseconds; a page is written to a tenth of a nanosecond."""
 
 AHEAD = 1.05
-"""How much faster than torch's best a winner of a related device must be, by the low end of its interval."""
+"""How much faster than torch's best a winner of another device or size must be, by the interval's low end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nxcore.spec.device import LOCK_S
 from nxcore.spec.exits import leave
 
 SHARE = 0.05
@@ -24,10 +25,6 @@ ALLOWANCE_S = 1.0
 
 GRACE_S = 1.0
 """Seconds since the first call in which nothing is done: a program that is over by then pays nothing."""
-
-PATIENCE_S = 60.0
-"""Seconds that a fork waits for running background work."""
-
 
 READ_S = 0.02
 """Seconds between two looks at how long the main thread waited for a processor: a look takes 20 us."""
@@ -209,7 +206,7 @@ _held: list[Any] = []
 
 def _before_fork() -> None:
     """Wait for background work: a child that inherits a compiler's lock would wait forever."""
-    _held[:] = [pace.busy for pace in list(_paces) if pace.busy.acquire(timeout=PATIENCE_S)]
+    _held[:] = [pace.busy for pace in list(_paces) if pace.busy.acquire(timeout=LOCK_S)]
 
 
 def _after_fork() -> None:

@@ -22,7 +22,7 @@ from nxcore.errors import FOREIGN, present
 from nxcore.measure import race
 from nxcore.measure.decision import MARGIN, NOISY, compare
 from nxcore.measure.lane import Clock
-from nxcore.measure.race import SPIN_S, Effort
+from nxcore.measure.race import IN_CALL, SPIN_S
 from nxcore.spec.device import heed_no_capture
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import arguments
@@ -36,8 +36,8 @@ CALLS = 1000
 SECONDS = 60.0
 """Seconds of use after which it is confirmed with fewer calls."""
 
-BRIEF = Effort(looks=(3,), warm_s=0.005, budget_s=CALL_S, spin_s=SPIN_S)
-"""The effort of a confirmation: three paired blocks, in no more than one call bears."""
+BRIEF = replace(IN_CALL, budget_s=CALL_S, spin_s=SPIN_S)
+"""The effort of a confirmation: as many paired blocks as one call bears."""
 
 ATTEMPTS = 3
 """The most confirmations of a choice: one is repeated where its A/A noise says nothing."""
@@ -140,7 +140,7 @@ class Confirmations:
 
 
 def compared(learner: Learner, choice: Choice, problem: Problem) -> tuple[float, float]:
-    """Return a kernel's time relative to torch's best in the best of three blocks, and the A/A noise."""
+    """Return a kernel's time relative to torch's best by the paired blocks, and the A/A noise."""
     tuner, args = learner.tuner, private_out(problem, arguments(problem))
     if problem.device.type == "cuda":
         heed_no_capture()

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nxcore.choose.ahead import Tasks, announce, tasks, uncompiled, without_code
+from nxcore.choose.ahead import Tasks, announce, pays, tasks, uncompiled, without_code
 from nxcore.choose.contenders import Choice, leaves_of, uncontested
 from nxcore.choose.contest import Contest
 from nxcore.choose.learn.exploration import CALL_S, Exploration
 from nxcore.choose.process import Answer
-from nxcore.choose.workers import BESIDE, SEVERAL, Workers
+from nxcore.choose.workers import BESIDE, Workers
 from nxcore.spec.device import heed_no_capture
 from nxcore.spec.planning import planning
 from nxcore.spec.problem import Problem
@@ -105,8 +105,7 @@ class Lesson:
         For a GPU several are needed: a toolkit's import and a sample each would take one too long.
         """
         workers = self._tuner.workers
-        least = 1 if self._problem.device.type == "cpu" else SEVERAL
-        return workers if workers and workers.most >= least else None
+        return workers if self._problem.device.type == "cpu" or pays(self._tuner) else None
 
     def _await(self, workers: Workers, wanted: Tasks) -> None:
         """Have kernels, for the problem or samples, compiled by workers; go on once all have answered."""

@@ -21,7 +21,7 @@ from tests.stand_ins import stand_in
 operator_has = stand_in(operator)
 
 SMALL, MANY = 16, 150
-CAPACITIES = {rare: "COUNTED", recorded: "PAGES", chooser: "PROBLEMS", files: "KEPT", watches: "PROBLEMS"}
+CAPACITIES = {rare: "COUNTED", recorded: "PROBLEMS", chooser: "PROBLEMS", files: "KEPT", watches: "PROBLEMS"}
 BASE = torch.ones(3 * MANY + 8)
 
 

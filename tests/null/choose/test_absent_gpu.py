@@ -127,13 +127,14 @@ class Noting:
 def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending, ahead_has):
     registry = absent([])
     workers_, gate = Noting(), Gate(registry, Store())
-    gate.samples = lambda backend, kernel, problem: ["prime", "empty"]
+    gate.samples = lambda backend, kernel, problem: []
     gate.knows = lambda backend, kernel, problem: False
     tuner = Tuner(registry, gate, workers=workers_)
     tuner.refusal = lambda backend, kernel, problem: None
     more = moved(Problem.of(SPECS["add"], (torch.ones(5), torch.ones(5), 1, None)), torch.device("cuda"))
-    compiled(tuner, [ON_GPU, more], least=9)
-    assert workers_.asked == [], "fewer aren't worth it"
+    compiled(tuner, [ON_GPU], several=True)
+    assert workers_.asked == [], "one isn't worth it"
+    gate.samples = lambda backend, kernel, problem: ["prime", "empty"]
     compiled(tuner, [ON_GPU, more])
     shape = ON_GPU["x"].shape
     assert workers_.asked == [("gpu", shape, s) for s in ("prime", "empty", "")] + [("gpu", (5,), "")]

@@ -223,7 +223,7 @@ def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, wisdom_has):
 
 
 def test_what_is_kept_of_pages_has_an_end(monkeypatch, wisdom_has):
-    monkeypatch.setattr(families, "PAGES", 8)
+    monkeypatch.setattr(families, "PROBLEMS", 8)
     wisdom_has(SHELF=4)
     session = knowing()
     for size in range(300, 340, 2):

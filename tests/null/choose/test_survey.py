@@ -13,7 +13,7 @@ import torch
 from nxcore.call import serving
 from nxcore.choose import survey, worker, workers
 from nxcore.choose.process import Answer, Task
-from nxcore.choose.survey import COST, FULL, IDLE, Survey
+from nxcore.choose.survey import RACE, REST, Survey
 from nxcore.context import Purpose, in_force
 from nxcore.measure import race as racing
 from nxcore.settings import Settings
@@ -79,16 +79,16 @@ def test_a_problem_is_measured_once_within_the_budget_and_all_who_ask_are_told()
     assert not process.affords()
     process.answer()
     assert (told, found.open, changes) == (["", ""], 0, [1])
-    assert budget.spent == pytest.approx(0.5 * COST[0] + 1.5 * COST[1])
+    assert budget.spent == pytest.approx(0.5 * RACE + 1.5 * REST)
     assert not found.takes(PROBLEM), "its page is on disk, or it can't be measured there"
 
 
-@pytest.mark.parametrize(("busy", "cost"), [(None, COST), (0.3, IDLE), (0.9, FULL)])
-def test_a_race_costs_more_where_the_device_is_full(busy, cost):
+@pytest.mark.parametrize(("busy", "part"), [(None, 1.0), (0.3, 0.3), (1.0, 1.0)])
+def test_a_race_costs_more_the_more_the_device_is_at_work(busy, part):
     found, process, budget, _ = surveyed()
     found.ask(PROBLEM)
     process.answer(do=lambda *_: Answer(seconds=3.0, raced=1.0, busy=busy))
-    assert budget.spent == pytest.approx(cost[0] + 2 * cost[1])
+    assert budget.spent == pytest.approx(part * (RACE + 2 * REST))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_process_is_started_before_there_is_a_problem():
     (task,) = tasks
     assert task.request == {"prepare": 0}
     task.answered(Answer(seconds=2.0))
-    assert budget.spent == pytest.approx(2.0 * COST[1])
+    assert budget.spent == pytest.approx(2.0 * REST)
     assert not found.open
 
 

@@ -27,7 +27,7 @@ def test_a_device_is_waited_for_after_the_capture(cuda_answers):
 
 
 def test_the_wait_has_an_end(monkeypatch, cuda_answers):
-    monkeypatch.setattr(device, "CAPTURE_S", 0.01)
+    monkeypatch.setattr(device, "LOCK_S", 0.01)
     other, done = waiting(cuda_answers)
     with no_capture_beside():
         other.start()
