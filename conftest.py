@@ -109,7 +109,6 @@ LATER = (
     "tests/null/cli/test_terminal.py::test_the_operators_fit_a_terminal",
     "tests/null/interop/test_autograd.py",
     "tests/null/interop/test_library.py",
-    "tests/null/offline/test_audit.py::test_an_audit_runs_in_a_process_of_its_own",
     "tests/null/spec/test_pointwise.py",
     "tests/null/test_distributed.py::test_two_ranks_agree_on_the_firsts_choices",
     "tests/ops/test_surroundings.py::test_a_forked_worker_of_a_data_loader_is_served",

@@ -89,14 +89,15 @@ class Bench:
         """The highest bandwidth and throughput of the device measured so far."""
         return ceilings(self.device)
 
-    def guests(self, cell: Cell) -> list[Guest]:
-        """Return the peers that aren't registered."""
-        return other.guests(self.peers, self.session.registry.backends, cell)
+    @property
+    def absent(self) -> list[Guest]:
+        """The peers that aren't registered."""
+        return other.absent(self.peers, self.session.registry.backends)
 
     def labels(self, cell: Cell) -> list[str]:
         """Return the labels of all rows that a cell will have."""
         registered = [b.label(k) for b, k in self.entry.named(cell.spec.name)]
-        return [*registered, *(g.label for g in self.guests(cell))]
+        return [*registered, *(g.label for g in self.absent)]
 
     def rivals(self, cell: Cell) -> list[str]:
         """Return the labels of what torch's idioms would race: kernels that run here, and peers."""
@@ -109,7 +110,7 @@ class Bench:
                 and (machine := probe(b, k))
                 and not machine.simulated
             ),
-            *(guest.label for guest in self.guests(cell)),
+            *(guest.label for guest in self.absent),
         ]
 
     def measure(
@@ -136,7 +137,7 @@ class Bench:
             If a kernel destroyed the CUDA context. Nothing can be measured after that.
         """
         try:
-            return list(self._rows(cell, [*self.guests(cell), *guests], only))
+            return list(self._rows(cell, [*self.absent, *guests], only))
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001  e.g. out of memory: the next cell may fit
@@ -148,7 +149,7 @@ class Bench:
         """Check one kernel against the float64 reference on a cell, without timing it."""
         args = cell.build()
         problem = Problem.of(cell.spec, args)
-        unregistered = [*self.guests(cell), *guests]
+        unregistered = [*self.absent, *guests]
         for entrant in self.entry.entrants(problem, args, unregistered, only={label}):
             if entrant.candidate.label == label:
                 found = entrant.candidate

@@ -173,25 +173,16 @@ def bench(
             help="Print eight tests and the speed-ups alone; by default, of add in every size class.",
         ),
     ] = False,
-    audit: Annotated[
-        bool, typer.Option("--audit", help="Measure the stored winners against torch, in a new process.")
-    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time every kernel on real workloads.
 
     Exit status 1 if one is wrong or faster than possible, or if there is none to race with torch.
     """
-    from nxcore.cli import render, scoreboard
+    from nxcore.cli import render
 
     if compare is not None:
         raise typer.Exit(int(compared(*compare, margin, as_json=json)))
-    if audit:
-        from nxcore.offline.audit import audit as audited
-
-        found = audited(device)
-        render.json(found) if json else scoreboard.audit(found)
-        return
     if record is not None:
         render.file(record, "--record")
     from nxcore import session

@@ -259,27 +259,6 @@ def compared(lines: Rows, apart: Sequence[str]) -> None:
     console.print(", ".join(f"{n} {v}" for v, n in Counter(found["verdict"] for found in lines).items()))
 
 
-def audit(found: dict[str, Any]) -> None:
-    """Print an audit of stored winners: the rate of those slower than torch, and each of them."""
-    console = render.console()
-    wrong, (low, high) = [row for row in found["rows"] if row["slower"]], found["interval"]
-    if wrong:
-        table = render.table("operator", "chosen", "times as fast as torch", "problem")
-        for row in wrong:
-            table.add_row(
-                row["op"], escape(row["chosen"]), render.ratio_text(row["ratio"]), escape(row["problem"])
-            )
-        render.show(table)
-    for reason, count in found["skipped"].items():
-        console.print(f"{count} not measured: {escape(reason)}")
-    if found["audited"]:
-        said = f"{found['violations']} of {found['audited']} stored winners on {escape(found['device'])}"
-        rate = f"{found['rate']:.1%} \\[{low:.1%}, {high:.1%}]"
-        console.print(f"{said} are slower than torch: {rate}")
-    else:
-        console.print("no stored winner was measured again")
-
-
 def demo(report: Report, *, everything: bool = False) -> None:
     """Print the results of the demo."""
     console, head = render.console(), report.head

@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +55,17 @@ class Store:
     ----------
     folder : Path, optional
         The folder of the files; None keeps them in memory.
+    clock : callable
+        Returns seconds.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = folder / VERSION if folder else None
         self._memory: dict[str, dict[str, tuple[Document, Document]]] = defaultdict(dict)
         self._removed: set[tuple[str, str]] = set()  # from a folder that can't be written
         self._lock = threading.Lock()
         self._warned: set[str] = set()
-        self._missing: dict[str, float] = {}
+        self._missing, self._clock = dict[str, float](), clock
         self._later: frozenset[str] = frozenset()
         self._waiting: dict[tuple[str, str], str] = {}  # kind and file's name -> text
         self._writes = True
@@ -99,11 +101,11 @@ class Store:
         if (waiting := self._waiting.get((kind, f"{name}.json"))) is not None:
             found_waiting: Document = json.loads(waiting)["value"]
             return found_waiting
-        if time.monotonic() - self._missing.get(kind, -MISSING_S) < MISSING_S:
+        if self._clock() - self._missing.get(kind, -MISSING_S) < MISSING_S:
             return None
         loaded = self._load(f"{self.folder}/{kind}/{name}.json")  # read in a miss: a Path would be slower
         if loaded is None and not (self.folder / kind).is_dir():
-            self._missing[kind] = time.monotonic()
+            self._missing[kind] = self._clock()
         return loaded[1] if loaded and (loaded[0] == key or _text(loaded[0]) == text) else None
 
     def refresh(self) -> None:

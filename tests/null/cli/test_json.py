@@ -4,13 +4,11 @@ import json
 import math
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
 from nxcore import session as sessions
 from nxcore.cli import app, operators
-from nxcore.offline import audit
 from nxcore.spec.kernel import Check, no
 from tests.null import fakes
 from tests.pages.blocks import ROOT
@@ -46,7 +44,6 @@ PRINTING = [
     "quarantine list",
     "quarantine clear add --kernel fake",
     "cache show",
-    "bench --audit --device cpu",
     "cache clear cuda",
 ]
 OTHERS = [
@@ -85,8 +82,6 @@ def done(tmp_path_factory):
         )
         found.registry.checks.append(Check("odd", True, f"{math.inf}"))
         patch.setattr(sessions, "_default", found)
-        # In this process, which has the session.
-        patch.setattr(audit, "audit", lambda device: audit.here(found, torch.device(device)))
         runner, printed = CliRunner(), {}
         for command in (*PRINTING, *OTHERS):
             words = command.split() + ["--json"] * (command in PRINTING)

@@ -41,12 +41,12 @@ class Machine:
 
     def __init__(self, folder, monkeypatch, as_default):
         self.folder, self.clock, self.raced, self.interrupted = folder, fakes.Clock(), [], None
-        self.as_default, self.noise = as_default, 0.0
+        self.as_default, self.noise, self.ends = as_default, 0.0, KeyboardInterrupt
         race = functools.partial(racing.race, clock=self.clock)
 
         def noted(calls, *args, **how):
             if len(self.raced) == self.interrupted:
-                raise KeyboardInterrupt
+                raise self.ends
             self.raced.append(how["effort"].looks)
             found = race(calls, *args, **how)
             if self.noise:
@@ -151,18 +151,10 @@ def test_in_a_row_a_kernel_that_is_known_to_be_slow_is_left_out(machine, monkeyp
     assert [row.status for row in ahead.tuned(session, cells)] == ["measured"], "tuning races all"
 
 
-def test_an_end_in_the_middle_keeps_what_was_measured(machine, monkeypatch):
+def test_an_end_in_the_middle_keeps_what_was_measured(machine):
     session = machine.process()
     cells = ahead.of_samples(session.registry, CPU, ["add"], samples=["prime", "row_broadcast"])
-    began, choose = [], Tuner.choose
-
-    def ended(self, *args, **how):
-        began.append(args)
-        if len(began) == 2:
-            raise tune.Ended
-        return choose(self, *args, **how)
-
-    monkeypatch.setattr(Tuner, "choose", ended)
+    machine.interrupted, machine.ends = 1, tune.Ended
     found = tune.tuned(cells, again=False, budget=None, quiet=True)
     assert [row["status"] for row in found["rows"]] == ["measured"]
     assert (found["left"], found["stopped"]) == (len(cells) - 1, "budget")
@@ -200,8 +192,8 @@ def recorded(op, folder, monkeypatch):
         out = session.op(op)(x, *((w,) if op == "depthwise_conv2d" else (2,)))
         out.sum().backward()
 
-    def measure(self, pair, *_):
-        seen.append((pair, self._effort))
+    def measure(pair, *_):
+        seen.append((pair, session.chooser.pairs._effort))
         return Decision("torch", "reference", "")
 
     def won(_, problem, args, entries, before=None):
@@ -210,7 +202,7 @@ def recorded(op, folder, monkeypatch):
         decision = Decision("fast", "measured", "", candidates)
         return SimpleNamespace(choice=dataclasses.replace(carry_out(decision, entries), again=once))
 
-    monkeypatch.setattr(pairs.Pairs, "measure", measure)
+    session.chooser.pairs.measure = measure
     monkeypatch.setattr(pairs, "CERTAIN_US", {"cpu": -1e6})  # a call would race none
     monkeypatch.setattr(Tuner, "measured", won)
     seen = []
@@ -231,9 +223,9 @@ def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path,
 @pytest.mark.parametrize("again", [True, False])
 def test_a_pair_on_record_is_raced_again_if_asked(again, tmp_path, monkeypatch):
     session, cells, seen = recorded("max_pool2d", tmp_path, monkeypatch)
-    page = SimpleNamespace(open=False, decision=Decision("torch", "measured", "by an older race"))
-    monkeypatch.setattr(pairs.Pairs, "_page", lambda *_: page)
-    monkeypatch.setattr(pairs, "_holds", lambda page: True)
+    decision = Decision("torch", "measured", "by an older race")
+    page = SimpleNamespace(open=False, decision=decision, versions={pairs.PATH: pairs._path()})
+    session.chooser.pairs._page = lambda *_: page
     list(ahead.tuned(session, cells, again=again))
     assert len(seen) == again
 

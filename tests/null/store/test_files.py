@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import threading
 import warnings
-from types import SimpleNamespace
 
 import pytest
 
@@ -211,15 +210,12 @@ def test_a_long_document_is_read_to_its_end(tmp_path):
     assert Store(tmp_path).read("kind", {"a": 1}) == long
 
 
-def test_a_folder_that_is_missing_is_asked_for_once_a_second(tmp_path, monkeypatch):
+def test_a_folder_that_is_missing_is_asked_for_once_a_second(tmp_path):
     now = [100.0]
-    monkeypatch.setattr("nxcore.store.files.time", SimpleNamespace(monotonic=lambda: now[0]))
-    store, loaded = Store(tmp_path), []
-    load = Store._load
-    monkeypatch.setattr(Store, "_load", lambda self, path: loaded.append(path) or load(self, path))
+    store = Store(tmp_path, clock=lambda: now[0])
     assert [store.read("pages", {"n": n}) for n in range(3)] == [None] * 3
-    assert len(loaded) == 1
     Store(tmp_path).write("pages", {"n": 1}, {"of": "another process"})
+    assert store.read("pages", {"n": 1}) is None
     now[0] += 1.0
     assert store.read("pages", {"n": 1}) == {"of": "another process"}
     assert store.read("notes", {"n": 1}) is None
