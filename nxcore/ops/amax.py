@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -185,6 +186,10 @@ def mirror(of: Callable[..., Any], words: Mapping[str, str] | None = None) -> Ca
     return give
 
 
+JOINS = {"mean": "mean", "amax": "max", "amin": "min", "any": "max", "all": "min"}
+"""How results of parts make up one, by operator."""
+
+
 def of_axes(name: str, reference: Callable[..., Any], **other: Any) -> OpSpec:
     """Return the spec of a reduction over any axes that never rounds."""
     shared: dict[str, Any] = {
@@ -199,7 +204,7 @@ def of_axes(name: str, reference: Callable[..., Any], **other: Any) -> OpSpec:
         "terms": lambda x, dim, keepdim: 1,
         "exact": True,
         "autocast": SAME,
-        "ways": ways,
+        "ways": partial(ways, joins=JOINS.get(name, "")),
     }
     return OpSpec(name=name, reference=reference, **shared | other)
 

@@ -29,6 +29,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     Window,
     backward_of,
     brief,
@@ -382,4 +383,5 @@ BACKWARD = backward_of(
     errors=GRADIENT_ERRORS,
     terms=gradient_terms,
     outputs=gradient_outputs,
+    ways=lambda grad, *rest: tuple(Way((d,), d, audits=True) for d in range(grad.ndim - 2)),
 )

@@ -26,6 +26,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     brief,
     rand,
     require_tensor,
@@ -168,6 +169,11 @@ def cost(x: Any, weight: Any, bias: Any, eps: Any) -> Cost:
     return Cost(bytes=2 * x.nbytes + 2 * x.shape[1] * accumulator(x).itemsize + factors, flops=6 * x.numel())
 
 
+def ways(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[Way, ...]:
+    """Divide by channel."""
+    return (Way((1, *(0 for t in (weight, bias) if t is not None)), None, audits=True, results=(1, 0, 0)),)
+
+
 def magnitude(x: Tensor, weight: Any, bias: Any, eps: Any) -> tuple[Tensor, ...]:
     """Return the scales: of y and mean, from absolute values; of var, from its condition number.
 
@@ -257,5 +263,6 @@ SPEC = OpSpec(
     terms=terms,
     outputs=outputs,
     gradient=Gradient("batch_norm_backward", _backward, saves=("x", "weight"), keeps=True),
+    ways=ways,
     autocast=SAME,
 )

@@ -8,6 +8,7 @@ Ioffe and Szegedy 2015, "Batch normalization".
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     dense,
     memory_format,
@@ -209,6 +211,14 @@ ERRORS = (
 
 X, WEIGHT, _, EPS = FORWARD.params
 
+
+def ways(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, mask: Any) -> tuple[Way, ...]:
+    """Divide by channel."""
+    factor = () if weight is None else (0,)
+    dims = tuple(compress((1, *factor, *factor), mask))
+    return (Way((1, 1, 0, 0, *factor), None, audits=True, results=dims),)
+
+
 SPEC = backward_of(
     FORWARD,
     reference,
@@ -224,4 +234,5 @@ SPEC = backward_of(
     errors=ERRORS,
     terms=terms,
     outputs=outputs,
+    ways=ways,
 )

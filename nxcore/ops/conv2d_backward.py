@@ -24,6 +24,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     dense,
     laid_out,
@@ -168,6 +169,13 @@ SAMPLES = (
     Sample("many_images", (rand(33, 3, 4, 5), rand(33, 2, 4, 5), rand(3, 2, 3, 3), 1, 1)),
 )
 
+
+def ways(grad: Any, x: Any, weight: Any, *rest: Any) -> tuple[Way, ...]:
+    """Divide by image; the gradients of filters and bias are sums over all."""
+    each = [(d, *[None] * sum(rest[-1][1:])) for d in range(x.ndim - 3) if rest[-1][0]]
+    return tuple(Way((dims[0], dims[0], None), None, audits=True, results=dims) for dims in each)
+
+
 SPEC = backward_of(
     FORWARD,
     reference,
@@ -187,4 +195,5 @@ SPEC = backward_of(
     ),
     terms=terms,
     outputs=outputs,
+    ways=ways,
 )

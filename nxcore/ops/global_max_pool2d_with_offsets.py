@@ -19,6 +19,7 @@ from nxcore.ops.global_avg_pool2d import ERRORS
 from nxcore.ops.global_avg_pool2d import check as check_image
 from nxcore.ops.global_avg_pool2d import outputs as each_channels
 from nxcore.ops.global_max_pool2d import NUMBERED, SAMPLES
+from nxcore.ops.max_pool2d import ways
 from nxcore.plugin import SAME, Cost, InvalidInputError, OpSpec, Param, TensorMeta
 
 
@@ -91,4 +92,5 @@ SPEC = OpSpec(
     exact=True,
     outputs=outputs,
     autocast=SAME,
+    ways=ways,
 )

@@ -30,6 +30,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     brief,
     is_tensor,
@@ -234,6 +235,13 @@ ERRORS = (
     ErrorCase("flag", (rand(3), 1.0, 1, drawn(3)), match="hard must be True or False, got 1"),
 )
 
+
+def ways(logits: Any, tau: Any, hard: Any, noise: Any) -> tuple[Way, ...]:
+    """Divide by row."""
+    whole = (None,) if is_tensor(tau) else ()
+    return tuple(Way((d, *whole, d), d, audits=True) for d in range(logits.ndim - 1))
+
+
 SPEC = OpSpec(
     name="gumbel_softmax",
     params=(
@@ -254,6 +262,7 @@ SPEC = OpSpec(
     outputs=outputs,
     sketches=sketches,
     autocast=SAME,
+    ways=ways,
 )
 
 

@@ -26,6 +26,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     Window,
     backward_of,
     dense,
@@ -274,4 +275,5 @@ SPEC = backward_of(
     yardsticks=MappingProxyType({"with_indices": with_indices}),
     sketches=sketches,
     outputs=_outputs,
+    ways=lambda grad, *rest: tuple(Way((d, d), d, audits=True) for d in range(grad.ndim - 2)),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.max_pool2d import ERRORS, by_taps, check, outputs
+from nxcore.ops.max_pool2d import ERRORS, by_taps, check, outputs, ways
 from nxcore.ops.max_pool2d import SAMPLES as POOL_SAMPLES
 from nxcore.plugin import SAME, Cost, OpSpec, Param, TensorMeta, Window, laid_out, memory_format
 
@@ -118,4 +118,5 @@ SPEC = OpSpec(
     yardsticks=MappingProxyType({"with_indices": with_indices}),
     outputs=_outputs,
     autocast=SAME,
+    ways=ways,
 )

@@ -29,6 +29,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     brief,
     rand,
@@ -92,6 +93,12 @@ def check(x: Any, normalized_shape: Any, weight: Any, eps: Any) -> None:
         return
     if isinstance(eps, bool) or not isinstance(eps, int | float) or abs(eps) >= 2**63:
         raise InvalidInputError(f"eps must be a number, got {brief(eps)}", argument="eps")
+
+
+def ways(x: Any, normalized_shape: Any, weight: Any, eps: Any) -> tuple[Way, ...]:
+    """Divide by row."""
+    whole = () if weight is None else (None,)
+    return tuple(Way((d, *whole), d, audits=True) for d in range(x.ndim - len(normalized_shape)))
 
 
 def require_rows(x: Any, normalized_shape: Any) -> None:
@@ -210,6 +217,7 @@ SPEC = OpSpec(
     terms=terms,
     gradient=Gradient("rms_norm_backward", _backward, saves=("x", "weight")),
     outputs=outputs,
+    ways=ways,
 )
 
 Result = tuple[Tensor | None, Tensor | None]

@@ -95,10 +95,12 @@ def described(x: Any, dim: Any, keepdim: Any, dtype: torch.dtype | None = None) 
     return TensorMeta.row_major(shape, dtype or x.dtype, x.device)
 
 
-def ways(x: Any, dim: Any, keepdim: Any) -> tuple[Way, ...]:
-    """Divide along any axis that is kept."""
-    kept = [d for d in range(x.ndim) if d not in canonical_dims(dim, x.ndim)]
-    return tuple(Way((d,), d if keepdim else i, audits=True) for i, d in enumerate(kept))
+def ways(x: Any, dim: Any, keepdim: Any, joins: str = "sum") -> tuple[Way, ...]:
+    """Divide along any axis that is kept; along others, results are joined so."""
+    dims = canonical_dims(dim, x.ndim)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    divided = (Way((d,), d if keepdim else i, audits=True) for i, d in enumerate(kept))
+    return (*divided, *(Way((d,), None, audits=True, joins=joins) for d in dims if joins))
 
 
 def cost(x: Any, dim: Any, keepdim: Any) -> Cost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -94,8 +95,13 @@ def backward_of(
             require_flags(args[-1], gradients(*own) if callable(gradients) else gradients, "output_mask")
 
     def ways(_grad: Any, *args: Any) -> tuple[Way, ...]:  # the gradient is cut as the result is
-        found = (way for way in spec.ways(*args) if None not in (way.result, way.tensors[0]))
-        return tuple(Way((way.result, *way.tensors), way.tensors[0], way.audits) for way in found)
+        found = [way for way in spec.ways(*args[: len(taken)]) if way.result is not None]
+        if not masked:
+            plain = (way for way in found if way.tensors[0] is not None)
+            return tuple(Way((way.result, *way.tensors), way.tensors[0], way.audits) for way in plain)
+        mask = args[-1] or itertools.repeat(True)
+        each = ((w, tuple(itertools.compress(w.tensors, mask))) for w in found)
+        return tuple(Way((w.result, *w.tensors), None, audits=True, results=dims) for w, dims in each)
 
     def with_grad(sample: Sample) -> Sample:
         bound = spec.bind(*sample.args, **sample.kwargs)
@@ -103,7 +109,7 @@ def backward_of(
 
     every_sample = (*filter(None, map(given or with_grad, spec.samples)), *samples)
     more: dict[str, Any] = {"terms": lambda _grad, *args: spec.terms(*args), "dtypes": spec.dtypes}
-    if not params and not masked:
+    if not params:
         more["ways"] = ways
     if not (params or check) and spec.holds == "alike":
         more["holds"] = spec.holds

@@ -132,6 +132,11 @@ class Way:
         The dimension along which the results are concatenated; None if nothing is divided.
     audits : bool
         Whether audits alone divide by it: torch's own rules shard its DTensors.
+    joins : str
+        How the parts' results make up the call's where they aren't concatenated: by their ``sum``, ``mean``,
+        ``max`` or ``min``; empty if they don't.
+    results : tuple of (int or None)
+        For audits, in place of ``result``, a dimension for each result; None for a sum of the parts' own.
 
     Examples
     --------
@@ -142,6 +147,8 @@ class Way:
     tensors: tuple[int | None, ...]
     result: int | None
     audits: bool = field(default=False, repr=False)
+    joins: str = field(default="", repr=False)
+    results: tuple[int | None, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

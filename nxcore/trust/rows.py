@@ -42,31 +42,56 @@ class Rows:
     ----------
     cuts : tuple of (Way, tuple of (int, int))
         The ways by which the call is divided, and the parts that are taken along each.
+    shape : tuple of int
+        That of the first result. An argument that names it names the parts' own in their reference.
     """
 
     cuts: tuple[tuple[Way, Chunks], ...]
+    shape: tuple[int, ...]
 
     def of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return copies of the parts of the arguments; what each row takes whole isn't copied."""
-        number = iter(range(len(list(leaves(args)))))
+        size = list(self.shape)
+        for way, chunks in self.cuts:
+            if (dim := _dims(way, 1)[0]) is not None:
+                size[dim] = sum(n for _, n in chunks)
+        return tuple(tuple(size) if _is(arg, self.shape) else arg for arg in cut(args, self.cuts))
 
-        def taken(tensor: Tensor) -> Tensor:
-            at = next(number)
-            cuts = [(d, chunks) for way, chunks in self.cuts if (d := way.tensors[at]) is not None]
-            return _taken(tensor, cuts) if cuts else tensor
-
-        parts: tuple[Any, ...] = each(args, taken)
-        return parts
-
-    def results(self, result: Any) -> tuple[Tensor, ...]:
-        """Return copies of the parts of the results."""
-        cuts = [(way.result, chunks) for way, chunks in self.cuts if way.result is not None]
-        return tuple(_taken(t, cuts) for t in leaves(result))
-
-    def right(self, spec: OpSpec, parts: tuple[Any, ...], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the reference's results on parts, in float64 and then rounded to the dtypes of ``like``."""
+    def right(self, spec: OpSpec, parts: tuple[Any, ...], result: Any) -> tuple[Tensor, ...]:
+        """Return the reference's results on parts, in float64 and rounded as ``result`` is."""
         found = leaves(spec.reference(*(parts if spec.exact else widened(parts))))
-        return tuple(t.to(y.dtype) for t, y in zip(found, like, strict=True))
+        return tuple(t.to(y.dtype) for t, y in zip(found, leaves(result), strict=True))
+
+    def results(self, result: Any, right: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return copies of the parts of the results; ``right`` for one that is a sum over all parts."""
+        along = zip(*(_dims(way, len(right)) for way, _ in self.cuts), strict=True)
+        chunks = [of_way for _, of_way in self.cuts]
+        return tuple(
+            t if None in dims else _taken(y, [*zip(dims, chunks, strict=True)])
+            for y, t, dims in zip(leaves(result), right, along, strict=True)
+        )
+
+
+def cut(args: tuple[Any, ...], cuts: Sequence[tuple[Way, Chunks]]) -> tuple[Any, ...]:
+    """Return copies of parts of the arguments; what each part takes whole isn't copied."""
+    number = iter(range(len(list(leaves(args)))))
+
+    def taken(tensor: Tensor) -> Tensor:
+        at = next(number)
+        of_it = [(d, chunks) for way, chunks in cuts if (d := way.tensors[at]) is not None]
+        return _taken(tensor, of_it) if of_it else tensor
+
+    parts: tuple[Any, ...] = each(args, taken)
+    return parts
+
+
+def _is(argument: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(argument, tuple) and set(map(type, argument)) == {int} and argument == shape
+
+
+def _dims(way: Way, count: int) -> tuple[int | None, ...]:
+    """Return the dimension along which each of so many results is divided."""
+    return way.results or (way.result,) * count
 
 
 def _taken(tensor: Tensor, cuts: Sequence[tuple[int, Chunks]]) -> Tensor:
@@ -76,7 +101,9 @@ def _taken(tensor: Tensor, cuts: Sequence[tuple[int, Chunks]]) -> Tensor:
     return torch.cat([_taken(tensor.narrow(dim, *chunk), rest) for chunk in chunks], dim)
 
 
-def rows(spec: OpSpec, args: tuple[Any, ...], results: Any, dice: Callable[[int], int]) -> Rows | None:
+def rows(
+    spec: OpSpec, args: tuple[Any, ...], results: Any, dice: Callable[[int], int], turn: int | None = None
+) -> Rows | None:
     """Choose rows of a call; None if one depends on more than 16 MB, as a sum of all elements does.
 
     Parameters
@@ -89,9 +116,23 @@ def rows(spec: OpSpec, args: tuple[Any, ...], results: Any, dice: Callable[[int]
         The results, as ``TensorMeta``.
     dice : callable
         ``dice(n)``: a random number from 0 to n - 1.
+    turn : int, optional
+        The number of the audit: ways that divide some results alone take turns. Without it there are none.
     """
-    tensors, outputs = list(leaves(args)), results if isinstance(results, tuple) else (results,)
-    left = sorted((w for w in spec.ways(*args) if w.result is not None), key=lambda w: -_size(w, tensors))
+    tensors, outputs = list(leaves(args)), list(_flat(results))
+    groups: dict[Any, list[Way]] = {}  # by the results that they divide: those of several ways are of all
+    for way in spec.ways(*args):
+        sums = tuple(d is None for d in _dims(way, 1))
+        if not all(sums) and (turn is not None or not any(sums)):
+            groups.setdefault(sums, []).append(way)
+    every = [sorted(of, key=lambda w: -length(w, tensors)) for of in groups.values()]
+    found = [rows for ways in every if (rows := _chosen(ways, tensors, outputs, dice))]
+    return found[(turn or 0) % len(found)] if found else None
+
+
+def _chosen(
+    left: list[Way], tensors: Sequence[Any], outputs: Sequence[Any], dice: Callable[[int], int]
+) -> Rows | None:
     ways: list[Way] = []
     least = sum(t.nbytes for t in tensors)
     on_cpu = all(t.device.type == "cpu" for t in tensors)
@@ -99,34 +140,44 @@ def rows(spec: OpSpec, args: tuple[Any, ...], results: Any, dice: Callable[[int]
     while left and (not ways or least * (2 + RANDOM) > most):
         ways.append(left.pop(0))
         least = sum(t.nbytes // _parts(i, ways, tensors) for i, t in enumerate(tensors))
-    if not ways or least > DEPENDENCE:
+    if least > DEPENDENCE:
         return None
     marks = [list(_edges(way, tensors, outputs)) for way in ways]
     drawn = RANDOM if least * (1 + RANDOM) <= most else 1
     cuts = []
     for way, edges in zip(ways, marks, strict=True):
-        size = _size(way, tensors)
+        size = length(way, tensors)
         places = [*edges, size - 1, *(dice(size) for _ in range(drawn))]
         long = max(1, most // (least * len(places))) if way is ways[0] else 1
         starts = sorted({max(0, min(place - long // 2, size - long)) for place in places})
         cuts.append((way, tuple(_apart(starts, min(long, size)))))
-    return Rows(tuple(cuts))
+    return Rows(tuple(cuts), tuple(outputs[0].shape))
 
 
-def _size(way: Way, tensors: Sequence[Any]) -> int:
+def _flat(results: Any) -> Iterator[Any]:
+    if isinstance(results, tuple | list):
+        for result in results:
+            yield from _flat(result)
+    elif results is not None:
+        yield results
+
+
+def length(way: Way, tensors: Sequence[Any]) -> int:
+    """Return the size of the dimension along which a way divides."""
     return next(int(t.shape[d]) for t, d in zip(tensors, way.tensors, strict=True) if d is not None)
 
 
 def _parts(index: int, ways: Sequence[Way], tensors: Sequence[Any]) -> int:
     found = 1
     for way in ways:
-        found *= 1 if way.tensors[index] is None else _size(way, tensors)
+        found *= 1 if way.tensors[index] is None else length(way, tensors)
     return found
 
 
 def _edges(way: Way, tensors: Sequence[Any], outputs: Sequence[Any]) -> Iterator[int]:
     """Yield the places along a way before and after an offset of 2^31 bytes or elements of any tensor."""
-    dims = [*zip(tensors, way.tensors, strict=True), *((y, way.result) for y in outputs if y is not None)]
+    along = _dims(way, len(outputs))
+    dims = [*zip(tensors, way.tensors, strict=True), *zip(outputs, along, strict=True)]
     for tensor, dim in dims:
         for offset in {EDGE, EDGE // tensor.dtype.itemsize} if dim is not None else ():
             for at in (offset - 1, offset):

@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nxcore.choose.learn.exploration import Switch
 from nxcore.choose.learn.pending import Pending
+from nxcore.choose.learn.rota import SHARE
 from nxcore.context import REGIME, capturing
 from nxcore.errors import FOREIGN, VerificationError
 from nxcore.spec.kernel import Backend, Kernel
@@ -30,6 +31,7 @@ from nxcore.trust.distance import strays
 from nxcore.trust.form import exchanged, form, meet, misformed, spans, twin
 from nxcore.trust.rows import Rows, rows
 from nxcore.trust.state import State, disturbance
+from nxcore.trust.sums import Sums, sums
 from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore, versions
 from nxcore.trust.truth import without_out
 
@@ -92,7 +94,7 @@ class Watch:
         self._owner, self.backend, self.kernel, self.planned = owner, backend, kernel, planned
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
         self._calls, self._audits, self._left, self.young, self._able = 0, 0, FIRST, True, True
-        self._graded = True
+        self._graded, self._whole_s = True, 0.0  # when a result that depends on much is compared as a whole
         self.call_s, self._rota = math.inf, owner.rota(self)
         self._like: Any = None
         self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's
@@ -202,6 +204,10 @@ class Watch:
 
     def late(self, pending: Pending, *, changed: bool) -> str:
         """Return why the kernel is convicted for an earlier call; empty if it isn't."""
+        if not pending.own:  # blocks suspect it: the next one is compared as a whole
+            self._whole_s, self._rota.due_s = 0.0, 0.0
+            self.arm()
+            return ""
         try:
             with torch.no_grad():
                 own, spec, result = pending.own, self.problem.spec, pending.result
@@ -218,32 +224,35 @@ class Watch:
         with torch.set_grad_enabled(self._graded):
             return self.planned(*args)
 
-    def _copies(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, Rows | None]:
+    def _copies(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, Rows | Sums | None]:
         """Return copies of the arguments, of a large call those of rows; None where memory is too short."""
-        size = sum(t.nbytes for t in leaves(args))
+        size, spec, outputs = sum(t.nbytes for t in leaves(args)), self.problem.spec, self.problem.outputs
+        large = size > HELD and out_of(spec, args) is None
         try:
-            if size > HELD and out_of(self.problem.spec, args) is None:
-                taken = rows(self.problem.spec, args, self.problem.outputs, _drawn)
-                if taken:
-                    return taken.of(args), taken
+            if large and (taken := rows(spec, args, outputs, _drawn) or sums(spec, args, _drawn)):
+                return taken.of(args), taken
             if self._owner.room(COPIES * size, self.problem.device):
                 return twin(args), None
+            if large and (some := rows(spec, args, outputs, _drawn, self._audits)):
+                return some.of(args), some
         except FOREIGN:  # for example out of memory: the call must not fail for it
             pass
         return None, None
 
     def _looked_at(
-        self, args: tuple[Any, ...], own: tuple[Any, ...] | None, result: Any, taken: Rows | None
+        self, args: tuple[Any, ...], own: tuple[Any, ...] | None, result: Any, taken: Rows | Sums | None
     ) -> tuple[str, Any]:
         """Return why the kernel is convicted, empty if it isn't, and the caller's result."""
         spec, whole = self.problem.spec, None if taken else own
         reason, native = self._form(args, result, whole)
         malformed = bool(reason)
-        if not reason and own is not None:
+        if not reason and own is not None and isinstance(taken, Sums):
+            reason = self._summed(taken, args, own, result)
+        elif not reason and own is not None:
             seen = result
-            if taken:
-                seen = taken.results(result)
-                right = taken.right(spec, own, seen)
+            if isinstance(taken, Rows):
+                right = taken.right(spec, own, result)
+                seen = taken.results(result, right)
             else:
                 right = native = self._reference(own) if native is None else native
             now = taken.of(args) if taken else args
@@ -261,6 +270,22 @@ class Watch:
             return reason, native if out is None else out.copy_(native)
         self._hold(result)
         return "", result if REGIME.captured else self._apart(result)  # no caller gets a capture's run
+
+    def _summed(self, taken: Sums, args: tuple[Any, ...], blocks: tuple[Any, ...], result: Any) -> str:
+        """Return how a result that depends on much is wrong: by blocks, and as a whole where that's due."""
+        began, spec = time.perf_counter(), self.problem.spec
+        if not (whole := began >= self._whole_s):
+            odd = taken.strays(spec, blocks, result)
+            if odd.is_cuda:
+                self._later((), result, torch.stack([odd, odd]), part=True)
+            if odd.is_cuda or not odd:
+                return ""
+        native = spec.reference(*args)
+        if taken.strays(spec, blocks, result, native):
+            return f"it is {result}, torch's own is {native}"
+        # Where blocks said too little of such numbers, each audit compares the whole from now on.
+        self._whole_s = time.perf_counter() + (time.perf_counter() - began) / SHARE if whole else -math.inf
+        return ""
 
     def _put(self, reason: str) -> str:
         return f"wrong in a call on {self.problem}: {reason}" if reason else ""
