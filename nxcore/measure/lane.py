@@ -35,30 +35,11 @@ SAMPLES = ((1e-3, 5), (5e-3, 3))
 class Lane:
     """One candidate in a race.
 
-    Attributes
-    ----------
-    call : callable
-        What is timed.
-    result : Any
-        That of its last call.
-    of : str
-        The label of the kernel that it repeats, if it is the A/A row.
-    each_s : float
-        Seconds of a call, by the warm-up.
-    repeats, samples : int
-        Calls of a sample, and samples of a block.
-    least_s, sizes : float and tuple of (float, int)
-        What both follow from: the least seconds of a sample, and the samples as ``SAMPLES`` has them.
-    cover : float
-        See ``COVERS``.
-    device_us, host_us : list of float
-        Microseconds of a call, block by block.
-    clear_us, slow_us : list of float
-        The samples of the present block that others didn't disturb, and those that they did.
-    disturbed : int
-        The blocks that have none of the former.
-    took, lost : int
-        Nanoseconds of all samples, and how many of them others had the processors.
+    ``of`` is the label of the kernel that it repeats, if it is the A/A row. A call takes ``each_s`` by the
+    warm-up; the ``repeats`` of a sample and ``samples`` of a block follow from it, from the ``least_s`` of a
+    sample and ``sizes``, as ``SAMPLES``. ``clear_us`` and ``slow_us`` are the samples of the present block
+    that others didn't disturb, and those that they did; ``disturbed`` blocks have none of the former.
+    ``took`` and ``lost`` are nanoseconds of all samples, and how many of them others had the processors.
     """
 
     call: Callable[[], Any]

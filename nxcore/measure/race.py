@@ -116,11 +116,10 @@ IN_CALL = Effort(
 class Race:
     """Calls that are timed against each other, in interleaved blocks: at once, or in pieces.
 
+    ``calls`` are labels with callables, whose work must run on ``device``'s current stream.
+
     Parameters
     ----------
-    calls : mapping of str to callable
-        Label -> callable without arguments. All work must run on ``device``'s current stream.
-    device : torch.device
     rivals : frozenset of str
         Labels that all others are compared with. They are dropped only if they are slow among themselves:
         without the fastest of them no comparison would be possible.
@@ -129,10 +128,6 @@ class Race:
         call. Empty for none.
     settled : callable
         Called at each look; returns whether every decision is clear.
-    effort : Effort
-    clock : callable
-        Returns nanoseconds; a test may replace it.
-    seed : int
     suspect : bool
         Check that each call's work is on the current stream; the first call and ``rivals`` don't need it.
     failed : callable, optional
@@ -142,11 +137,6 @@ class Race:
         Reads what others had of the processors; by default nothing on CUDA, or by another clock.
     cost : Cost, optional
         What a call must move and compute, which its time is held against.
-
-    Attributes
-    ----------
-    done : int
-        The number of complete blocks.
     """
 
     def __init__(

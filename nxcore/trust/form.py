@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nxcore.interop.internals import is_view
 from nxcore.spec.problem import TensorMeta, leaves
+from nxcore.trust.memory import span
 
 ALIGNED = 512
 """The most bytes behind each result where several are parts of one allocation."""
@@ -91,7 +92,7 @@ def misstored(results: Sequence[Tensor], likes: Sequence[Form]) -> str:
     parts: dict[int, list[int]] = {}
     for tensor, _ in pairs:
         at = tensor.untyped_storage().data_ptr()
-        parts.setdefault(at, []).append(_extent(tensor) * tensor.element_size())
+        parts.setdefault(at, []).append(span(tensor) * tensor.element_size())
     for tensor, like in pairs:
         storage = tensor.untyped_storage()
         own = parts[storage.data_ptr()]
@@ -137,13 +138,8 @@ def spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     for t in tensors:
         if t.numel():
             start = t.data_ptr()
-            found.append((start, start + _extent(t) * t.element_size()))
+            found.append((start, start + span(t) * t.element_size()))
     return found
-
-
-def _extent(tensor: Tensor) -> int:
-    """Return the elements from the first of a tensor to its last, gaps included."""
-    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
 def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
@@ -196,7 +192,7 @@ def _copied(tensor: Tensor, later: Later) -> Tensor:
             held.append(one)
         return new
     # Copies the gaps between elements too; some elements may share memory.
-    flat = tensor.as_strided((_extent(tensor),), (1,)).clone()
+    flat = tensor.as_strided((span(tensor),), (1,)).clone()
     return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
 

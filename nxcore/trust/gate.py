@@ -67,15 +67,7 @@ class Held:
 
 
 class Gate:
-    """Verifies the kernels of a registry, once per dtype, layout class and device.
-
-    Parameters
-    ----------
-    registry : Registry
-        The operators and backends.
-    store : Store
-        Holds verdicts, quarantine and journal.
-    """
+    """Verifies the kernels of a registry, once per dtype, layout class and device."""
 
     def __init__(self, registry: Registry, store: Store) -> None:
         self.registry, self.store, self.quarantine = registry, store, Quarantine(store)

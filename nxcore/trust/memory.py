@@ -40,19 +40,8 @@ def span(tensor: Tensor) -> int:
 class Walls:
     """Copies of all tensors of ``args``, with their strides and gaps, in one memory a dtype and device.
 
-    Parameters
-    ----------
-    args : Any
-        Nested tensors.
-    wall : int
-        Elements on either side, at least. An odd number makes the copies misaligned for vector loads.
-    value : float
-        The value of the walls: NaN, or 85 for integers.
-
-    Attributes
-    ----------
-    args : Any
-        The copies, nested as the tensors are.
+    On either side are ``wall`` elements at least, of a ``value``, or 85 for integers. An odd number makes the
+    copies, the attribute ``args``, misaligned for vector loads.
     """
 
     def __init__(self, args: Any, wall: int = WALL, value: float = torch.nan) -> None:

@@ -50,18 +50,8 @@ LATEST, MOST_PROCESSES = 1e11, 1 << 30
 class Quarantined:
     """An entry of the quarantine: why a kernel is rejected.
 
-    Attributes
-    ----------
-    op, kernel, dtype, device : str
-        The kernel, the element type and the device model.
-    kind : str
-        ``wrong``, ``crashed`` or ``raised``.
-    reason : str
-        The failure.
-    since, until : float
-        Start and end of the entry, in seconds since the epoch.
-    facts : Mapping
-        The device, and what the kernel was made of.
+    The ``kind`` is ``wrong``, ``crashed`` or ``raised``, ``since`` and ``until`` are seconds since the epoch,
+    and ``facts`` are the device, and what the kernel was made of.
     """
 
     op: str
@@ -93,15 +83,7 @@ class Quarantined:
 class Quarantine:
     """The entries in force, on disk and in memory.
 
-    Parameters
-    ----------
-    store : Store
-        Holds the entries and the journal.
-
-    Attributes
-    ----------
-    journal : bool
-        Whether first runs are noted; not so in a process that is one kernel's trial.
+    First runs are noted in the ``journal``, not so in a process that is one kernel's trial.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,8 +1,8 @@
-"""Sums: results that depend on more than 16 MB, which random blocks of the arguments tell something of.
+"""Sums: results that depend on more than 16 MB, which are held against random blocks of the arguments.
 
 A spec's ways say how the results of parts make up the call's. A sum or mean must be near what some blocks
-say, an extreme must be none that a block exceeds. What is suspect, and the first call, is compared with
-torch's own result.
+say, an extreme must be none that a block exceeds. A suspect, and the first call, is compared with torch's
+own result.
 """
 
 from __future__ import annotations

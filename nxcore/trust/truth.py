@@ -76,22 +76,11 @@ class _Tame(NamedTuple):
 class Truth:
     """The right result of one call, and the scales for the comparison of others.
 
-    Attributes
-    ----------
-    exact : tuple of Tensor
-        The reference in float64 on the rounded inputs, flattened, without None. For an operator that never
-        rounds, in the call's own dtype.
-    torch : tuple of Tensor
-        The reference in the call's own dtype: it defines the layout, and the error to compare with. Where
-        nothing rounds, ``exact`` in that dtype.
-    scale : tuple of Tensor
-        The operator on absolute values, in float64.
-    terms : int
-        The number of terms per output.
-    bitwise : bool
-        Whether the operator never rounds, or not on these numbers.
-    share : float
-        The error that each term may have by its factors' lost bits, as the call's precision class allows.
+    ``exact`` is the reference in float64 on the rounded inputs, flattened, without None; for an operator that
+    never rounds, or not on these numbers (``bitwise``), in the call's own dtype. ``torch`` is the reference
+    in that dtype: it defines the layout, and the error to compare with. ``scale`` is the operator on absolute
+    values, in float64, ``share`` the error that each term may have by its factors' lost bits, as the call's
+    precision class allows.
     """
 
     exact: tuple[Tensor, ...]

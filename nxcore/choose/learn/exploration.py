@@ -32,18 +32,8 @@ Call = Callable[..., Any]
 class Switch:
     """A callable whose target can be replaced.
 
-    Parameters
-    ----------
-    of : object
-        The owner; it lives as long as the call.
-    target : callable
-        The first target.
-
-    Attributes
-    ----------
-    call : callable
-        A ``partial``: its overhead can't be measured in a call of a microsecond, while that of a Python
-        function is a tenth of it.
+    Its owner ``of`` lives as long as ``call``, a ``partial``: its overhead can't be measured in a call of a
+    microsecond, while that of a Python function is a tenth of it.
     """
 
     def __init__(self, of: object, target: Call) -> None:

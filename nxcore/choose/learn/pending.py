@@ -17,22 +17,10 @@ if TYPE_CHECKING:
 class Pending:
     """An audit that CUDA hasn't completed yet.
 
-    Attributes
-    ----------
-    watch : Watch
-        The watch that started it.
-    own : tuple
-        Copies of the arguments, from before the call.
-    result : Any
-        What the kernel returned; of a small one the caller has a copy.
-    flags : Tensor
-        Two bools in pinned memory: the result strays, an input was changed.
-    start, end : torch.cuda.Event
-        Events before and after the audit.
-    versions : tuple
-        Those of the result then: the caller may write into it since, as an activation in place does.
-    part : bool
-        Whether arguments and result are those of some rows.
+    ``own`` are copies of the arguments from before the call, empty where blocks of a sum were compared, and
+    ``result`` is what the kernel returned. ``flags`` are two bools in pinned memory: the result strays, an
+    input was changed. ``versions`` are those of the result then: the caller may write into it since, as an
+    activation in place does. ``part`` says whether arguments and result are those of some rows.
     """
 
     watch: Watch

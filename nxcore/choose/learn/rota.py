@@ -42,17 +42,7 @@ class Turn(Protocol):
 class Rota:
     """The audits of a kernel in one dtype.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns seconds.
-
-    Attributes
-    ----------
-    due_s : float
-        When the next audit is due, by the clock.
-    cost_s : float
-        Seconds of the last one; 0 if there was none.
+    The next one is due at ``due_s``, by the clock. The last one took ``cost_s``; 0 if there was none.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

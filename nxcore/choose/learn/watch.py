@@ -56,29 +56,10 @@ _drawn = random.SystemRandom().randrange  # the program's own generator stays as
 class Watch:
     """A planned kernel whose first calls are watched, and samples of later ones.
 
-    Parameters
-    ----------
-    owner : Watches
-        Determines which calls are audited, and handles convictions.
-    backend, kernel
-        The watched kernel.
-    planned : callable
-        The kernel's plan for the problem.
-    problem : Problem
-        The problem of its calls.
-    strict : bool
-        If True, a conviction raises; otherwise the reference's result replaces the wrong one.
-
-    Attributes
-    ----------
-    call : callable
-        Takes the operator's arguments, all positional.
-    reason : str
-        Why it was convicted; empty if it wasn't.
-    young : bool
-        Whether its first calls aren't over.
-    cost, call_s : float
-        Seconds of the last watched call, without the call itself, and of the shortest call.
+    Its ``owner`` determines which calls are audited. ``call`` takes the operator's arguments, all positional.
+    It is ``young`` until its first calls are over. ``cost`` and ``call_s`` are seconds of the last watched
+    call, without the call itself, and of the shortest call. ``reason`` is why it was convicted. If it is
+    ``strict``, that raises; else the reference's result replaces the wrong one.
     """
 
     def __init__(

@@ -44,23 +44,9 @@ ROOM = 1 << 28
 class Watches:
     """The watches of a session.
 
-    Parameters
-    ----------
-    convicted : callable
-        Called with a watch and the reason; puts its kernel into quarantine and drops its plans.
-    within : callable
-        Returns the pace of learning, which is charged with the audits.
-    on : bool
-        Whether anything is watched.
-    wait : callable
-        Waits some seconds; returns whether the program goes on.
-    clock : callable
-        Returns seconds.
-
-    Attributes
-    ----------
-    asides : int
-        The races under way whose calls go to the kernels directly.
+    ``convicted`` is called with a watch and the reason: it puts its kernel into quarantine and drops its
+    plans. ``within`` returns the pace of learning, which is charged with the audits. ``wait`` waits some
+    seconds, and returns whether the program goes on. During ``asides``, races, kernels are called directly.
     """
 
     def __init__(
