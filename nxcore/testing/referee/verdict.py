@@ -13,8 +13,8 @@ from nxcore.ops import nxcore_ops
 from nxcore.spec.problem import leaves
 from nxcore.spec.sample import Sample
 from nxcore.spec.spec import OpSpec
-from nxcore.testing.referee.report import Report
-from nxcore.testing.referee.subject import Call, Subject, device_of
+from nxcore.testing.referee.report import Check, Report
+from nxcore.testing.referee.subject import Call, Case, Subject, device_of
 from nxcore.trust.state import State
 from nxcore.trust.truth import without_out
 
@@ -83,15 +83,19 @@ def verify(
             )
         made = [(f"sample {i}", _given(s, generator)) for i, s in enumerate(samples)]
     cases = [case for name, args in made for case in subject.cases(name, args)]
+    return Report(_name(candidate), _name(operator_or_reference), seed, checked(subject, cases))
+
+
+def checked(subject: Subject, cases: Sequence[Case]) -> tuple[Check, ...]:
+    """Return all checks of a candidate on these calls, and leave the process as it was."""
     device = device_of(cases[0].args)
     before = State.now(device)
     try:
         checks = [check for case in cases for check in subject.checks(case)]
-        checks += subject.last(cases[0])
+        return (*checks, *subject.last(cases[0]))
     finally:
         before.restore(device)
         before.rewind()
-    return Report(_name(candidate), _name(operator_or_reference), seed, tuple(checks))
 
 
 def _spec(name: str) -> OpSpec:
