@@ -206,6 +206,7 @@ class ModelProgram:
             self._look()
         if not all(names.hold() for names in self._names):
             self._rebound()
+        if not self._programs:  # what was looked at has ended them
             return call(*args, **kwargs)
         before = self._served
         if self._pure and self._audits.due(lambda: spare(self._programs[0].device, self.pool)):

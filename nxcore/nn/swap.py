@@ -124,7 +124,7 @@ def accelerate(
     swap = exchanged(model)
     if prepare is not None:
         shown(model, prepare)
-    found = program_for(model, names) if graphs and of_models.available() else None
+    found = program_for(watching.stepped(model), names) if graphs and of_models.available() else None
     if isinstance(found, str):
         swap = replace(swap, replays=f"are not replayed: {found}")
     elif found is not None:

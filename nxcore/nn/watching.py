@@ -26,12 +26,18 @@ def watch(
 
     Steps aren't compared unless it ``compares``; ``whole`` replays them in any case.
     """
-    session = session or default()
+    session, model = session or default(), stepped(model)
     compares = session.settings.watch and compares and next(model.children(), None) is not None
     if whole is not None and not compares:
         whole.entrants.ended = UNWATCHED
     if whole is not None or (compares and Groups().present(model, resting=True)):
         exchange.hold(model, Steps(model, session, whole=whole, ended="" if compares else UNWATCHED))
+
+
+def stepped(model: nn.Module) -> nn.Module:
+    """Return the module whose calls are steps: the one within torch's wrappers for several devices."""
+    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
+    return stepped(model.module) if isinstance(model, wrappers) else model
 
 
 def unwatch(model: nn.Module) -> None:
@@ -46,19 +52,19 @@ def unwatch(model: nn.Module) -> None:
 
 def whole_of(model: nn.Module) -> ModelWhole | ModelProgram | None:
     """Return what replays the calls of ``model``, if anything does."""
-    held = exchange.watch_within(model)
+    held = exchange.watch_within(stepped(model))
     return None if held is None else held.whole
 
 
 def comparing(model: nn.Module) -> bool:
     """Return whether steps of ``model`` are compared, or will be."""
-    held = exchange.watch_within(model)
+    held = exchange.watch_within(stepped(model))
     return isinstance(held, Steps) and held.open
 
 
 def report(model: nn.Module) -> list[str]:
     """Return what the watch over ``model`` found; the modules are as between blocks."""
-    held = exchange.watch_within(model)
+    held = exchange.watch_within(stepped(model))
     if not isinstance(held, Steps):
         return []
     held.pause()

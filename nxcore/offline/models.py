@@ -68,7 +68,7 @@ class ModelExplanation:
         lines = [self.table(width), *self._reasons(width)] if self.rows else []
         lines.append(f"modules: {len(self.rows)} replaced, {len(self.left)} left")
         lines += [_cut(f"steps: {found}", width) for found in self.steps]
-        if not self.rows:
+        if "not accelerated" in self.left.values():
             lines.append("next: nxcore.accelerate(model) lets nxcore's operators serve its modules")
         elif any(row.state == "operator" for row in self.rows):
             lines.append("next: nxcore.explain(model, input) shows the kernels and what they save")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -99,7 +100,7 @@ class Program:
     why : str
         Why it isn't replayed; empty if it may be.
     broken : str
-        Why dynamo has ended the graph before the call's end; empty if it hasn't.
+        Why and where dynamo has ended the graph before the call's end; empty if it hasn't.
     passes : dict of str to int
         The passes that have rewritten it, and how many nodes each has put there.
     served : int
@@ -118,7 +119,7 @@ class Program:
         entrants: Entrants | None = None,
     ) -> None:
         broken = getattr(graph, "compile_subgraph_reason", None)
-        self.broken = str(broken.reason).partition("\n")[0] if broken and broken.graph_break else ""
+        self.broken = _place(broken) if broken and broken.graph_break else ""
         self.why, self.served, self.device = refusal(graph, device), 0, device
         self.count = sum(node.op.startswith("call") for node in graph.graph.nodes)
         self._entrants = (
@@ -221,6 +222,13 @@ def _unlike(graph: fx.GraphModule, node: fx.Node) -> str:
     inside: Any = getattr(graph, str(getattr(node.args[0], "target", "")))
     found = [getattr(each.target, "__name__", str(each.target)) for each in inside.graph.nodes]
     return next((name for name in found if "dropout" in name or name in ("batch_norm", "add_")), "")
+
+
+def _place(broken: Any) -> str:
+    """Return why and where dynamo has ended a graph."""
+    why = str(broken.reason).partition("\n")[0].replace("step_unsupported", "dynamo traces no further")
+    frame = broken.user_stack[-1]
+    return f"{why}, in {os.path.basename(frame.filename)}, line {frame.lineno}"
 
 
 def _stays(value: Any) -> bool:

@@ -159,12 +159,13 @@ class Replay:
             self._again("its parameters were moved")
             return self.run(*inputs)
         if self._renews and recording.may_begin:
-            used, recording = recording.uses, None
+            uses, recording = recording.uses, None
             self._drop()
+            return self(inputs) if self._record(inputs, uses) else self._met_again(inputs)
+        if (used := self._partly) is not None and recording.may_begin:
+            if not self._again("its losses use other results than before"):
+                return self.run(*inputs)
             return self(inputs) if self._record(inputs, used) else self._met_again(inputs)
-        if self._partly is not None:
-            again = self._again("its losses use other results than before")
-            return self._met_again(inputs) if again else self.run(*inputs)
         if not recording.may_begin:
             return self.run(*inputs)
         if self._swept is False:  # the memory of an audit's run, after its backward pass

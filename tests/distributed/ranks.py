@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map
 import nxcore
 from nxcore.nn import modules
 from nxcore.nn import whole as models
-from nxcore.nn.exchange import watch_of
 from tests.nn.tape import Tape
 from tests.null import fakes
 
@@ -103,14 +102,14 @@ def replayed(mesh: Any, device: torch.device) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for _ in "abc"))
     ours = copy.deepcopy(plain).to(device)
-    nxcore.accelerate(ours)
     x = image(BATCH, 4, 32, 32).chunk(RANKS)[distributed.get_rank()].to(device)
     gpus = [device] if device.type == "cuda" else None
     nets = [DistributedDataParallel(m, gpus, bucket_cap_mb=1e-3) for m in (ours, plain.to(device))]
+    nxcore.accelerate(nets[0])
     with nxcore.policy("frozen"):
         got, want = (trained(net, x, 12) for net in nets)
-    state = watch_of(ours).whole.state
-    assert "replays" in state, state
+    (found,) = nxcore.status(nets[0]).parts
+    assert found.by == "replay", found.why
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(dict(ours.named_buffers()), dict(plain.named_buffers()))
 

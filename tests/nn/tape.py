@@ -78,7 +78,7 @@ class Tape:
         def replay():
             self.replayed += 1
             time.sleep(max(self.slow, 0.0))
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):  # what is recorded is below it
                 for made in self._made[2 * place + 2 :] if pool is None else ():
                     for tensor in made.values():
                         if tensor.is_floating_point():

@@ -86,6 +86,7 @@ def test_without_an_input_only_the_modules_are_known() -> None:
     assert [row.state for row in found.rows] == ["operator", "rests", "operator", "operator"]
     assert rows(found)["1"].reason == IDLES.format("evaluation")
     assert "nxcore.explain(model, input)" in str(found)
+    assert "next" not in str(nxcore.explain(nn.Flatten()))  # accelerate would do nothing for it
 
 
 @pytest.mark.usefixtures("session")

@@ -1,5 +1,7 @@
 """The table of a model's parts: what runs each, what passes have changed, what is saved, and why."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,7 @@ def test_code_between_graphs_is_torchs(tape):
     assert [p.by for p in found] == ["replay", "replay", "torch"]
     assert found[-1].part == "code between graphs"
     assert "graph_break" in found[-1].why
+    assert f"in {Path(__file__).name}, line {broken.__code__.co_firstlineno + 1}" in found[-1].why
 
 
 def test_a_model_that_is_not_replayed_says_why(tape):

@@ -161,6 +161,20 @@ def test_losses_of_other_results_are_recorded_again_until_they_change_too_often(
     assert tape.captured == 3 * 2
 
 
+def test_a_loss_of_more_calls_than_a_backward_pass_is_waited_for(compiled):
+    plain, ours = pair()
+    call = compiled(ours)
+    for _ in range(4):
+        found = []
+        for net, model in ((call, ours), (plain, plain)):
+            torch.manual_seed(4)
+            model.zero_grad()
+            sum(loss_of(net(torch.randn(5, 4))) for _ in range(replay.UNUSED + 2)).backward()
+            found.append([p.grad for p in model.parameters()])
+        torch.testing.assert_close(*found)
+    assert replays(ours)[0].state is State.OURS
+
+
 class Smooth(nn.Module):
     """A network whose second derivatives are no numerical riddle."""
 
