@@ -107,9 +107,10 @@ class ModelProgram:
         self._tracing = 0  # the thread in whose call graphs are made
         self._names: list[Names | Siblings] = []
         self._siblings = Siblings(model)
-        self._early, self._broken, self._swept = False, False, True
+        self._early, self._swept = False, True
         self._compiled: Callable[..., Any] | None = None
         self._run: Callable[..., Any] = _root()
+        self._code: types.CodeType | None = None  # of what dynamo gets
 
     @property
     def interrupted(self) -> int:
@@ -242,7 +243,7 @@ class ModelProgram:
         self._made, host = self._made + 1, hosts()
         self._tracing = threading.get_ident()
         self._interrupted += 1
-        self._broken, self._siblings = False, Siblings(module)
+        self._siblings = Siblings(module)
         dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
         if self._compiled is None:
             how: Any = {
@@ -250,7 +251,8 @@ class ModelProgram:
                 "dynamic": False,
                 "options": {"guard_filter_fn": self._kept},
             }
-            self._compiled = torch.compile(_root(), **how)
+            root = _root()
+            self._code, self._compiled = root.__code__, torch.compile(root, **how)
             self._run = dynamo.run(self._compiled)
         try:
             with dynamo.config.patch(**CONFIG), plainly(module):
@@ -290,10 +292,10 @@ class ModelProgram:
     def _backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         """Return what runs a graph; in the call of which it was made, that is the user's own code."""
         reason = getattr(graph, "compile_subgraph_reason", None)
-        apiece = reason is None or reason.graph_break or self._broken
-        self._broken = apiece
-        effects = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator
-        effects = effects.current_tx().output.side_effects
+        frame = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator.current_tx()
+        # In the model's own frame alone nothing of the call has run yet.
+        apiece = reason is None or reason.graph_break or frame.f_code is not self._code
+        effects = frame.output.side_effects
         self._whole = self._whole and not apiece
         self._pure = self._pure and self._whole and not _changes(effects)
         if (model := self._of()) is not None:

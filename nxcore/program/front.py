@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -228,7 +228,7 @@ def _place(broken: Any) -> str:
     """Return why and where dynamo has ended a graph."""
     why = str(broken.reason).partition("\n")[0].replace("step_unsupported", "dynamo traces no further")
     frame = broken.user_stack[-1]
-    return f"{why}, in {os.path.basename(frame.filename)}, line {frame.lineno}"
+    return f"{why}, in {Path(frame.filename).name}, line {frame.lineno}"
 
 
 def _stays(value: Any) -> bool:

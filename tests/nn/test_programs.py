@@ -58,6 +58,27 @@ def test_what_a_call_changes_is_changed_once(tape):
     assert ours.own == plain.own
 
 
+class Looped(Net):
+    """A norm runs before the first frame of which dynamo makes a graph: it leaves out a loop with a break."""
+
+    def __init__(self, use=None):
+        super().__init__(use)
+        self.before = nn.BatchNorm1d(4)
+
+    def forward(self, x, *, scale=1.0):
+        for _ in range(1):
+            x = self.before(x)
+            torch._dynamo.graph_break()
+        return super().forward(x, scale=scale)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads it
+def test_what_runs_before_the_first_graph_runs_once(tape):
+    ours, plain = two(make=Looped)
+    agree(ours, plain, CALLS + 2)
+    assert "replays" in part(ours).state
+
+
 def broken(net, x):
     torch._dynamo.graph_break()
     net.items.append(1.0)
