@@ -36,7 +36,7 @@ from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.spec import Cost, OpSpec
 from nxcore.trust.gate import brief
 
-FULL = Effort(looks=(12, 20, 40), warm_s=0.15, budget_s=4.0)
+FULL = Effort()
 FAST = Effort(looks=(12,), warm_s=0.03, budget_s=0.5)
 ROUNDS, CALLS = 7, 200  # of the cost of a call
 

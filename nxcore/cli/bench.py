@@ -241,25 +241,21 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="An .html or .md file. By default report.html.")
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Also write Markdown to this file.")
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the joined data as JSON.")] = False,
 ) -> None:
     """Join records of `nxcore bench --record` and write a page that compares the backends."""
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError
     from nxcore.report import figures, page
-    from nxcore.report.markdown import markdown as as_markdown
+    from nxcore.report.markdown import markdown
     from nxcore.report.records import read
 
-    if output is None and markdown is None and not json:
+    if output is None and not json:
         output = Path("report.html")
-    if output is not None and output.suffix not in (".html", ".md"):
-        raise InvalidInputError(f"output must end in .html or .md, got {output}", argument="output")
-    for option, file in (("--output", output), ("--markdown", markdown)):
-        if file is not None:
-            render.file(file, option)
+    if output is not None:
+        if output.suffix not in (".html", ".md"):
+            raise InvalidInputError(f"output must end in .html or .md, got {output}", argument="output")
+        render.file(output, "--output")
     found = read(records)
     for note in found.notes:
         render.error(f"left out: {note}")
@@ -269,9 +265,9 @@ def report(
     data = figures.joined(found)
     if json:
         render.json(data)
-    for file in filter(None, (output, markdown)):
-        text = page.html(data) if file == output and file.suffix == ".html" else as_markdown(data)
-        file.write_text(text, encoding="utf-8")
+    if output is not None:
+        text = page.html(data) if output.suffix == ".html" else markdown(data)
+        output.write_text(text, encoding="utf-8")
         if not json:
-            cells, runs = len(found.cells), len(found.runs)
-            render.line(f"{cells} cells of {runs} runs written to {file} ({len(text.encode()) / 1e6:.1f} MB)")
+            cells, runs, size = len(found.cells), len(found.runs), len(text.encode()) / 1e6
+            render.line(f"{cells} cells of {runs} runs written to {output} ({size:.1f} MB)")

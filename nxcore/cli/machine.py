@@ -187,7 +187,6 @@ def _partial(registry: Any, name: str) -> list[tuple[Any, Any]]:
 
 
 def doctor(
-    clear: Annotated[bool, typer.Option("--clear", help="Empty the quarantine first.")] = False,
     from_trace: Annotated[
         Path | None,
         typer.Option(help="Say which calls of a program need a compiler: those that nxcore.record wrote."),
@@ -199,11 +198,8 @@ def doctor(
     The last line says how many calls would need a compiler: of those on record for this machine's devices,
     or of a recorded program.
     """
-    from nxcore import session
     from nxcore.cli import render, tables
 
-    if clear:
-        session.default().gate.quarantine.clear()
     rows = checked(from_trace, quiet=json or not sys.stderr.isatty())
     render.json(rows) if json else tables.doctor(rows)
     if not all(row["ok"] for row in rows):

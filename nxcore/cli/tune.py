@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxcore.cli import interruption
+from nxcore.observe.bar import EVERY_S
 from nxcore.spec import tally
 
 if TYPE_CHECKING:
     from nxcore.measure.race import Effort
     from nxcore.offline.ahead import Cell
-
-EVERY_S = 10.0
-"""Seconds between two lines of progress, where it isn't a bar."""
 
 
 def cells(

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 AFTER_S = 2.0
-"""Seconds of waiting after which a line says so."""
+"""Seconds of waiting after which a line says so, and without a wait after which no thread looks any more."""
 
 POLL_S = 0.25
-IDLE_S = 2.0
-"""Seconds without a wait after which no thread looks any more."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class _Waits:
                     text = "waiting for %s of plugin %s since %.0f s; NXCORE_DISABLE=%s leaves it out"
                     _log.warning(text, what, source, now - since, source.plugin)
             with self._lock:
-                if now - last > IDLE_S and not self.begun:
+                if now - last > AFTER_S and not self.begun:
                     self._thread = False
                     return
 

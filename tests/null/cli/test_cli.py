@@ -169,13 +169,12 @@ def test_clearing_an_operator_that_is_not_there_names_the_nearest():
         run("quarantine", "clear", "ad")
 
 
-def test_doctor_shows_the_quarantine_and_what_to_type_and_can_clear_it(quarantined):
+def test_doctor_shows_the_quarantine_and_what_to_type(quarantined):
     broken = [r for r in rows("doctor", status=1) if not r["ok"]]
     assert broken[0]["name"] == "fake sum float32"
     assert broken[0]["detail"] == "in quarantine (crashed): a process ended"
     assert broken[0]["fix"] == "nxcore quarantine clear sum --kernel fake"
     assert len(broken) == 3
-    assert all(r["ok"] for r in rows("doctor", "--clear"))
 
 
 def test_doctor_tells_where_the_cache_is_and_whether_it_works(session, tmp_path):

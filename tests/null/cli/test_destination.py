@@ -12,21 +12,21 @@ from tests.stand_ins import stand_in
 
 os_has = stand_in(os)
 
-NOWHERE = "/proc/self/nowhere/x"
+NOWHERE = "/proc/self/nowhere/x.md"
 WRITING = (
     ("demo", "--json", NOWHERE),
     ("wisdom", "export", NOWHERE),
     ("wisdom", "lock", NOWHERE),
     ("wisdom", "merge", NOWHERE, "--output", NOWHERE),
     ("bench", "--record", NOWHERE),
-    ("report", NOWHERE, "--markdown", NOWHERE),
+    ("report", NOWHERE, "--output", NOWHERE),
 )
 
 
 @pytest.mark.parametrize("words", WRITING, ids=" ".join)
 def test_a_command_says_at_once_that_it_cannot_write(words, as_default):
     as_default(fakes.session())
-    with pytest.raises(InvalidInputError, match=r"^(FILE|--\w+) must be a f.*got /proc/self/nowhere/x: "):
+    with pytest.raises(InvalidInputError, match=r"^(FILE|--\w+) must be a f.*got /proc/self/nowhere/x\.md: "):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 

@@ -24,7 +24,6 @@ PRINTING = [
     "backends",
     "ops",
     "ops add",
-    "doctor --clear",
     "doctor --from-trace traced.jsonl",
     "explain add --sample small --dtype float32 --device cpu --backend fake",
     "explain add --shape 8,4",
@@ -52,7 +51,7 @@ OTHERS = [
     "wisdom merge wisdom.json wisdom.json --output merged.json",
     "wisdom lock lock.json --device cpu",
     "wisdom prune --days 1 --others",
-    "report record.jsonl --output report.md --markdown other.md",
+    "report record.jsonl --output report.md",
 ]
 ELSEWHERE = {
     "audit": "tests/null/cli/test_referee.py",

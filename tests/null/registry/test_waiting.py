@@ -18,7 +18,7 @@ SLOW = Source("slow", "nxcore-slow 1.0")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Wait for hundredths of seconds."""
-    for name in ("AFTER_S", "POLL_S", "IDLE_S"):
+    for name in ("AFTER_S", "POLL_S"):
         monkeypatch.setattr(waiting, name, getattr(waiting, name) / 40)
     monkeypatch.setattr(waiting, "_waits", waiting._Waits())
 
