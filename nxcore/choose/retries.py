@@ -21,12 +21,10 @@ class Retries:
     ----------
     drop : callable
         Takes problems, and drops their choices.
-    first : float
-        See ``FIRST_S``.
     """
 
-    def __init__(self, drop: Callable[[Collection[Problem]], None], first: float = FIRST_S) -> None:
-        self._drop, self._wait = drop, first
+    def __init__(self, drop: Callable[[Collection[Problem]], None]) -> None:
+        self._drop, self._wait = drop, FIRST_S
         self.after_fork()
 
     def after_fork(self) -> None:

@@ -1,4 +1,4 @@
-"""``nxcore explain``: the winner for an operator's sample, here or on another device, and the reason."""
+"""``nxcore explain``: the winner for an operator's sample, and the reason."""
 
 from __future__ import annotations
 
@@ -23,13 +23,9 @@ def collect(
     op: str, sample: str | None, dtype: str, device: str | None, backend: str | None, shape: str | None = None
 ) -> dict[str, Any]:
     """Return ``Explanation.to_dict()`` for one sample of an operator, with ``shape`` if it is given."""
-    import torch
-
     from nxcore import session
-    from nxcore.choose import foreign
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.spec.device import available
-    from nxcore.spec.problem import Problem
     from nxcore.trust.gate import brief
 
     current = session.default()
@@ -43,25 +39,16 @@ def collect(
     chosen = names[sample] if sample else next(iter(spec.tagged("bench")), spec.samples[0])
     if shape is not None:
         chosen = shaped(spec, _numbers(shape), [chosen] if sample else list(spec.samples), dtypes[dtype])
-    head: dict[str, Any] = {"sample": chosen.name, "shape": shape, "unavailable": {}, "on_request": []}
-    if device and device.partition(":")[0] not in ("cpu", "cuda"):
-        if backend:
-            raise InvalidInputError(
-                f"--backend works only for this machine's devices, got --device {device}", argument="backend"
-            )
-        problem = Problem.of(spec, chosen.build(spec, torch.device("meta"), dtypes[dtype]))
-        found = foreign.explained(current.wisdom.store, problem, device)
-    else:
-        at = available(device)
-        try:
-            args = chosen.build(spec, at, dtypes[dtype])
-        except (RuntimeError, MemoryError) as error:
-            why = f"{op}'s arguments can't be made on {at}: {brief(error)}"
-            raise InvalidInputError(why, argument="shape" if shape else "sample") from error
-        named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
-        found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
-        head |= aside(found)
-    result = head | found.to_dict() | {"text": str(found.problem)}
+    head: dict[str, Any] = {"sample": chosen.name, "shape": shape}
+    at = available(device)
+    try:
+        args = chosen.build(spec, at, dtypes[dtype])
+    except (RuntimeError, MemoryError) as error:
+        why = f"{op}'s arguments can't be made on {at}: {brief(error)}"
+        raise InvalidInputError(why, argument="shape" if shape else "sample") from error
+    named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
+    found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
+    result = head | aside(found) | found.to_dict() | {"text": str(found.problem)}
     if found.again and shape is None:
         where = f" --device {device}" if device else ""
         result["again"] = f"nxcore tune {op} --sample {chosen.name} --dtype {dtype}{where} --again"
@@ -216,12 +203,7 @@ def explain(
         str | None, typer.Option(help="Shape of the sample's first tensor, such as 64,16,32,32.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="The element type.")] = "float32",
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="cpu or cuda (by default cuda if available), or another device's name in the wisdom."
-        ),
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
     backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
     from_trace: Annotated[
         str | None,

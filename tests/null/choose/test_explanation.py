@@ -1,4 +1,4 @@
-"""Who runs a call, since when, and what would change it; here and on a device that isn't here."""
+"""Who runs a call, since when, and what would change it."""
 
 import json
 import math
@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 
-from nxcore.choose import foreign
 from nxcore.choose.explanation import BY_RULE, Explanation, ago
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import MET
@@ -16,8 +15,6 @@ from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision, decide
 from nxcore.spec.kernel import no, simulated
 from nxcore.spec.problem import Problem
-from nxcore.store.files import Store
-from nxcore.store.pages import Page
 from nxcore.store.wisdom import digest, key
 from tests.null import fakes
 from tests.null.cli.commands import command
@@ -26,7 +23,6 @@ from tests.table import for_each
 
 X = torch.arange(12.0).view(3, 4)
 PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
-H200 = {"type": "cuda", "name": "NVIDIA H200", "capability": "9.0", "units": 132, "memory": 1, "l2": 1}
 BLOCKS = 12
 
 
@@ -188,46 +184,6 @@ def test_who_takes_turns_is_told_with_progress():
     assert found.decision.reason.endswith(": 0 of at most 12 rounds are complete")
 
 
-# ---- a device that isn't here
-
-
-@pytest.fixture
-def store():
-    """A store with figures of an addition on an H200, an older one among them."""
-    found = Store()
-    on_cuda = key(PROBLEM) | {"devices": ["cuda", "cuda"]}
-    for units, date, chosen in ((66, 1e9, "torch"), (132, 2e9, "cuda")):
-        facts = H200 | {"units": units}
-        found.write("environments", {"environment": digest(facts)}, facts)
-        us = {"torch": 20.0, "cuda": 10.0} if chosen == "cuda" else {"torch": 10.0, "cuda": 20.0}
-        candidates = [Candidate(n, n, timing=fakes.timing([t] * BLOCKS)) for n, t in us.items()]
-        page = Page(decide(candidates), candidates[0].timing, {}, date=date, versions={"torch": "2.13"})
-        found.write(f"{digest(facts)}/entries", on_cuda, page.to_dict())
-    return found
-
-
-@pytest.mark.parametrize("name", ["NVIDIA H200", "nvidia h200", "H200"])
-def test_another_device_is_asked_by_name_without_being_there(store, name):
-    found = foreign.explained(store, PROBLEM, name)
-    assert (found.decision.chosen, found.decision.rule) == ("cuda", "measured")
-    assert found.origin.device == "NVIDIA H200"
-    assert " on NVIDIA H200 by policy" in str(found)
-
-
-def test_what_nobody_measured_there_is_said(store):
-    problem = Problem.of(SPECS["add"], (X[:2], X[:2], 1, None))
-    found = foreign.explained(store, problem, "H200").decision
-    assert (found.chosen, found.rule) == ("torch", "prior")
-    assert "the problem was not measured on NVIDIA H200; 2 other problems of add were" in found.reason
-
-
-def test_a_device_of_which_nothing_is_known_is_refused(store):
-    with pytest.raises(
-        InvalidInputError, match="no wisdom of a device named 'NVIDIA H100'; did you mean 'NVIDIA H200'"
-    ):
-        foreign.explained(store, PROBLEM, "NVIDIA H100")
-
-
 # ---- the command line
 
 
@@ -299,16 +255,9 @@ def test_a_shape_that_is_nobodys_sample(default, op, shape):
             "doesn't fit the other arguments of any sample of depthwise_conv2d",
         ),
         (["add", "--shape", "3,a"], "--shape must be sizes such as 64,16,32,32, got '3,a'"),
-        (["add", "--device", "H300"], "no wisdom of a device named 'H300'"),
+        (["add", "--device", "H300"], "device must be cpu or cuda, got 'H300'"),
     ],
 )
 def test_what_can_not_be_asked_is_refused(default, words, match):
     with pytest.raises(InvalidInputError, match=match):
         run(*words, status=2)
-
-
-def test_the_command_asks_another_device(default, store):
-    default.wisdom.store = store
-    found = json.loads(run("add", "--shape", "3,4", "--device", "H200", "--json"))
-    assert found["decision"]["chosen"] == "cuda"
-    assert "on NVIDIA H200 by policy 'measure'" in run("add", "--shape", "3,4", "--device", "H200")
