@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from nxcore.bench import peers as other
 from nxcore.bench.cells import Cell
 from nxcore.bench.entrants import Entrant, Entry, Guest
 from nxcore.bench.head import clocks, head
@@ -54,12 +53,12 @@ class Bench:
     backends : collection of str
         Only these and torch; all if empty.
     peers : collection of str
-        Libraries to compare with: ``eager``, ``compile``, ``jax``, ``flaggems``.
+        Backends on request that take part too, such as ``inductor`` and ``jax``.
 
     Raises
     ------
-    UnknownBackendError, InvalidInputError
-        If a backend or peer is unknown.
+    UnknownBackendError
+        If there is no backend of that name.
     """
 
     def __init__(
@@ -70,13 +69,11 @@ class Bench:
         backends: Collection[str] = (),
         peers: Collection[str] = (),
     ) -> None:
-        other.require_peers(peers)
-        for name in backends:
+        for name in (*backends, *peers):
             session.registry.backend(name)
         self.session, self.device, self.effort = session, device, effort
         self.backends, self.peers = tuple(backends), tuple(peers)
-        known = session.registry.backends
-        self.entry = Entry(session.tuner, self.backends, other.requested(peers, known))
+        self.entry = Entry(session.tuner, self.backends, self.peers)
 
     @functools.cached_property
     def head(self) -> dict[str, Any]:
@@ -89,28 +86,19 @@ class Bench:
         """The highest bandwidth and throughput of the device measured so far."""
         return ceilings(self.device)
 
-    @property
-    def absent(self) -> list[Guest]:
-        """The peers that aren't registered."""
-        return other.absent(self.peers, self.session.registry.backends)
-
     def labels(self, cell: Cell) -> list[str]:
         """Return the labels of all rows that a cell will have."""
-        registered = [b.label(k) for b, k in self.entry.named(cell.spec.name)]
-        return [*registered, *(g.label for g in self.absent)]
+        return [b.label(k) for b, k in self.entry.named(cell.spec.name)]
 
     def rivals(self, cell: Cell) -> list[str]:
         """Return the labels of what torch's idioms would race: kernels that run here, and peers."""
         asked, probe = {*self.backends, *self.entry.requested}, self.session.registry.probe
         return [
-            *(
-                b.label(k)
-                for b, k in self.entry.named(cell.spec.name)
-                if (b.name in asked or (b.name != "torch" and not b.on_request))
-                and (machine := probe(b, k))
-                and not machine.simulated
-            ),
-            *(guest.label for guest in self.absent),
+            b.label(k)
+            for b, k in self.entry.named(cell.spec.name)
+            if (b.name in asked or (b.name != "torch" and not b.on_request))
+            and (machine := probe(b, k))
+            and not machine.simulated
         ]
 
     def measure(
@@ -137,7 +125,7 @@ class Bench:
             If a kernel destroyed the CUDA context. Nothing can be measured after that.
         """
         try:
-            return list(self._rows(cell, [*self.absent, *guests], only))
+            return list(self._rows(cell, guests, only))
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001  e.g. out of memory: the next cell may fit
@@ -149,8 +137,7 @@ class Bench:
         """Check one kernel against the float64 reference on a cell, without timing it."""
         args = cell.build()
         problem = Problem.of(cell.spec, args)
-        unregistered = [*self.absent, *guests]
-        for entrant in self.entry.entrants(problem, args, unregistered, only={label}):
+        for entrant in self.entry.entrants(problem, args, guests, only={label}):
             if entrant.candidate.label == label:
                 found = entrant.candidate
                 return _row(cell, label, _unraced(found) if found.refusal else "AMBG", **_known(cell, found))

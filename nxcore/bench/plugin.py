@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only workloads with this word in the name, or this tag (repeatable)",
         **more,
     )
-    group.addoption("--nxcore-bench-peer", help="also eager, compile, jax or flaggems (repeatable)", **more)
+    group.addoption("--nxcore-bench-peer", help="also inductor or jax (repeatable)", **more)
     group.addoption("--nxcore-bench-device", metavar="NAME", help="cpu or cuda; by default cuda if available")
     group.addoption("--nxcore-bench-fast", action="store_true", help="only float32, fewer blocks")
 

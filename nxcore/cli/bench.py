@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from nxcore.bench.cells import Cell, Wanted
     from nxcore.bench.engine import Bench
 
-PEERS = "eager (torch, always included), compile (inductor), jax or flaggems"
-
 
 def measured(
     bench: Bench,
@@ -152,7 +150,10 @@ def bench(
     forward: Annotated[bool, typer.Option("--forward", help="Only forward operators.")] = False,
     backward: Annotated[bool, typer.Option("--backward", help="Only backward operators.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
-    peer: Annotated[list[str] | None, typer.Option(help=f"Compare with this library too: {PEERS}.")] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="Also race inductor or jax."),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(help="Append the rows to this file as JSON lines. Cells in it are not measured again."),

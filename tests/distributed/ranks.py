@@ -27,8 +27,6 @@ RANKS = 2
 BATCH = 6
 SPLIT = ("add", "avg_pool2d", "depthwise_conv2d", "max_pool2d", "softmax_sum")
 
-Placed = Callable[[Tensor, Any], DTensor]
-
 
 def image(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

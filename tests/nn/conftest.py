@@ -15,7 +15,6 @@ from tests.null import fakes
 from tests.stand_ins import stand_in
 
 activations_has = stand_in(activations)
-sequential_has = stand_in(sequential)
 whole_has = stand_in(whole)
 
 OPERATORS = (

@@ -19,7 +19,6 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = {"console", "python"}
 OTHERS = {"text", "toml", "diff"}
 SAID = re.compile(r"`((?:nxcore|make|python|pytest) [^`]+)`")
-FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 

@@ -24,6 +24,7 @@ from tests.null.choose.learn.test_exploration import X, learning
 from tests.null.fakes import SPECS
 from tests.stand_ins import stand_in
 
+worker_has = stand_in(worker)
 workers_has = stand_in(workers)
 survey_has = stand_in(survey)
 
@@ -187,6 +188,14 @@ def test_a_process_keeps_little_memory_between_problems_and_frees_more(cuda_answ
         worker.free_much(torch.device("cuda"))
     worker.free_much(torch.device("cpu"))
     assert freed == [survey.ROOM // 8]
+
+
+def test_a_process_looks_once_how_busy_the_device_is(tmp_path, worker_has):
+    found, looks = worker.Surveyor(learning(folder=tmp_path, torch=50)[0].tuner), []
+    worker_has(busy=lambda index: looks.append(index) or 0.4)
+    for _ in range(2):
+        found._look(1)
+    assert (found.busy, looks) == (0.4, [1]), "from then on it is this process that is at work"
 
 
 def test_the_program_keeps_most_of_the_free_memory(cuda_answers):

@@ -130,7 +130,7 @@ def test_what_the_budget_has_no_time_for_is_a_row_and_not_recorded(tmp_path):
         (("bench", "ad"), "did you mean"),
         (("bench", "add", "--size", "smal"), "unknown size 'smal'"),
         (("bench", "add", "--backend", "read"), "did you mean 'ready'"),
-        (("bench", "add", "--peer", "jaxx"), "did you mean 'jax'"),
+        (("bench", "add", "--peer", "read"), "did you mean 'ready'"),
         (("bench", "add", "--backward"), "no operator and sample match these filters"),
         (("bench", "--compare", "a.jsonl", "b.jsonl"), "can't read the record a.jsonl"),
     ],

@@ -34,7 +34,7 @@ PRINTING = [
     "tune add --sample small --dtype float32 --device cpu --budget 5 --again",
     "tune --from-trace traced.jsonl",
     "bench add --fast --sample small --dtype float32 --backend fake --device cpu --record record.jsonl",
-    "bench add --fast --size small --forward --budget 0 --peer eager",
+    "bench add --fast --size small --forward --budget 0 --peer fake",
     "bench add --fast --sample small --summary",
     "bench --compare record.jsonl record.jsonl --margin 0.1",
     "report record.jsonl",

@@ -7,7 +7,6 @@ import torch
 from typer.testing import CliRunner
 
 from nxcore.cli import app, operators
-from nxcore.errors import UnknownOperatorError
 from nxcore.spec.kernel import no
 from nxcore.testing import Finding, Row
 from nxcore.testing.rules import OF_A_KERNEL, OF_A_TYPE
@@ -61,18 +60,6 @@ def test_json_is_the_rows():
     ]
     assert rows[0]["microseconds"] > 0
     assert {"rule", "message", "sample"} == set(rows[1]["broken"][0])
-
-
-def test_an_unknown_operator_names_the_nearest():
-    with pytest.raises(UnknownOperatorError, match="did you mean 'add'"):
-        run("ad")
-
-
-def test_every_row_is_concluded(monkeypatch):
-    seen = []
-    monkeypatch.setattr(operators, "conclude", seen.extend)
-    run(status=1)
-    assert [row.outcome for row in seen] == ["verified", "wrong", "declined"]
 
 
 def test_kernels_are_isolated_where_that_is_asked_for(monkeypatch):

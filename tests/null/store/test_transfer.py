@@ -16,7 +16,6 @@ from tests.null import fakes
 from tests.null.cli.commands import command
 
 X = torch.arange(12.0).view(3, 4)
-ENVIRONMENT = wisdom.digest(wisdom.environment(X.device))
 
 
 @pytest.fixture(autouse=True)
