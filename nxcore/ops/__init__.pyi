@@ -235,6 +235,18 @@ class _IndexAdd(Operator):
 
 index_add: _IndexAdd
 
+class _LayerNorm(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-05,
+    ) -> Tensor: ...
+
+layer_norm: _LayerNorm
+
 class _LeakyRelu(Operator):
     def __call__(self, x: Tensor, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor: ...
 

@@ -89,10 +89,14 @@ def check(x: Any, normalized_shape: Any, weight: Any, eps: Any) -> None:
     """Raise unless rows and factors fit."""
     require_rows(x, normalized_shape)
     require_factor(weight, x, normalized_shape, "weight")
-    if eps is None:  # in a trace by torch.compile, which doesn't read the default
-        return
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or abs(eps) >= 2**63:
-        raise InvalidInputError(f"eps must be a number, got {brief(eps)}", argument="eps")
+    if eps is not None:  # as in a trace by torch.compile, which doesn't read the default
+        require_number(eps, "eps")
+
+
+def require_number(value: Any, name: str) -> None:
+    """Raise unless a value is a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= 2**63:
+        raise InvalidInputError(f"{name} must be a number, got {brief(value)}", argument=name)
 
 
 def ways(x: Any, normalized_shape: Any, weight: Any, eps: Any) -> tuple[Way, ...]:

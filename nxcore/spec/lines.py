@@ -91,6 +91,17 @@ def _whole(problem: Problem) -> list[TensorMeta]:
     return [value for param, value in named if param.name in ("grad", "x")]
 
 
+def factors_of(problem: Problem) -> dict[str, TensorMeta]:
+    """Return the weight and the bias of a call, where it has them.
+
+    >>> spec = nxcore.ops.rms_norm.spec
+    >>> factors_of(Problem.of(spec, spec.bind(torch.ones(2, 3), (3,))))
+    {}
+    """
+    named = ((param.name, value) for param, value in zip(problem.spec.params, problem.args, strict=True))
+    return {name: value for name, value in named if name in ("weight", "bias") and value is not None}
+
+
 def one_axis(problem: Problem) -> Verdict:
     """Take a call along one axis: tensors that are lines, and a result as wide as what it is made of.
 
@@ -110,17 +121,21 @@ def one_axis(problem: Problem) -> Verdict:
 
 
 def last_axes(problem: Problem) -> Verdict:
-    """Take a call along its last dimensions: tensors that are lines of one dtype, and a dense weight.
+    """Take a call along its last dimensions: tensors that are lines of one dtype, and dense factors of one.
 
     >>> spec = nxcore.ops.rms_norm.spec
     >>> bool(last_axes(Problem.of(spec, spec.bind(torch.ones(2, 3), (3,)))))
     True
     """
-    weight, given = problem["weight"], [meta.dtype for meta in _whole(problem)]
+    given, factors = [meta.dtype for meta in _whole(problem)], factors_of(problem)
     if len(set(given)) > 1:
         return no(f"needs tensors of one dtype beside the weight, got {given}", code=Code.DTYPE)
-    if weight is not None and not weight.is_contiguous():
-        return no(f"needs a weight without gaps, got strides {weight.strides}", code=Code.LAYOUT)
+    if len({meta.dtype for meta in factors.values()}) > 1:
+        why = f"needs factors of one dtype, got {[meta.dtype for meta in factors.values()]}"
+        return no(why, code=Code.DTYPE)
+    for name, meta in factors.items():
+        if not meta.is_contiguous():
+            return no(f"needs a {name} without gaps, got strides {meta.strides}", code=Code.LAYOUT)
     if Lines.rows(problem) is None:
         why = f"needs at most {KEPT} dimensions after merging beside the rows, got {problem['x'].strides}"
         return no(why, code=Code.LAYOUT)

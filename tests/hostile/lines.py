@@ -109,16 +109,10 @@ NUMBA = (
         "norms.py",
         LAST,
         (
-            Edit(REASSOC + "def product(", "@threads.jit\ndef product("),
-            *(
-                Edit(f"{line}\n", f"{line}\n            {ROUND.format('total')}\n")
-                for line in (
-                    "total += load(g, at + i, token) * load(x, place + i, token)",
-                    "total += load(g, at + i, token) * load(x, place + i, token) * load(w, first + i, kind)",
-                )
-            ),
+            Edit(REASSOC + "def spreads(", "@threads.jit\ndef spreads("),
+            Edit("squares += v * v\n", f"squares += v * v\n            {ROUND.format('squares')}\n", 2),
         ),
-        likely="no_weight",
+        likely="large_values",
     ),
     Mutation(
         STRIDE,

@@ -95,6 +95,25 @@ def rms_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
 
 
 @strategy
+def layer_norm(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Rows of any layout with a deviation, with factors of any dtype, one of them, or none."""
+    x = tensor(draw, draw(shapes(most, 1, 4)), draw(dtypes()), ("normal", "nan"), APART)
+    size, of = tuple(x.shape[-draw(st.integers(1, x.ndim)) :]), draw(dtypes())
+    factors = [tensor(draw, size, of, ("normal",)) if draw(st.booleans()) else None for _ in range(2)]
+    return x, size, *factors, draw(st.sampled_from([1e-5, 0.5]))
+
+
+@strategy
+def layer_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients."""
+    x, size, weight, bias, eps = draw(layer_norm(most))
+    mask = draw(st.tuples(*[st.booleans()] * 3))
+    found = any(flag and t is not None for flag, t in zip(mask[1:], (weight, bias), strict=True))
+    mask = (mask[0] or not found, *mask[1:])
+    return tensor(draw, tuple(x.shape), x.dtype, ("normal",)), x, size, weight, bias, eps, mask
+
+
+@strategy
 def batch_norm_sum(draw: Draw, most: int) -> tuple[Any, ...]:
     """Images of one layout or of several, some of them normalised; weights of any sign."""
     count = draw(st.sampled_from([1, 2, 3, 5, 8]))

@@ -141,6 +141,10 @@ def _last(x: Tensor, size: Any, weight: Any = None, eps: Any = None) -> tuple[An
     return x, tuple(size), weight, torch.finfo(torch.float32).eps if eps is None else eps
 
 
+def _layer(x: Tensor, size: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> tuple[Any, ...]:
+    return x, tuple(size), weight, bias, eps
+
+
 def _one(x: Tensor) -> tuple[Any, ...]:
     return x, None
 
@@ -197,6 +201,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "cumsum": ("cumsum", lambda x, dim, dtype=None: (x, dim, dtype)),
     "softmax": ("softmax", _along),
     "nn.functional.rms_norm": ("rms_norm", _last),
+    "nn.functional.layer_norm": ("layer_norm", _layer),
     "log_softmax": ("log_softmax", _along),
     **ACTIVATIONS,
 }

@@ -27,6 +27,7 @@ LEAST = {
     "hardsigmoid": 60,
     "hardswish": 10,
     "index_add": 40,
+    "layer_norm": 10,
     "leaky_relu": 20,
     "log_softmax": 10,
     "matmul": 30,

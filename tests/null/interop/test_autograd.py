@@ -42,6 +42,7 @@ CASES = {
     "amax": ("amax", lambda: (double(4, 5, 3), (0, 2)), {}),
     "amin": ("amin", lambda: (double(4, 5, 3), -1), {"keepdim": True}),
     "rms_norm": ("rms_norm", lambda: (double(3, 4), (4,), double(4)), {}),
+    "layer_norm": ("layer_norm", lambda: (double(3, 4), (4,), double(4), double(4)), {}),
     "min": ("min", lambda: (double(4, 5, 3), -1), {"keepdim": True}),
     "blend_list": ("softmax_sum", lambda: ([double(4, 5), double(5, 4).t()], double(2)), {}),
     "blend_stack": ("softmax_sum", lambda: (double(3, 4, 5), double(3)), {}),

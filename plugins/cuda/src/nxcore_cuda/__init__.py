@@ -108,8 +108,11 @@ KERNELS = kernels(
         "index_add": {**SUMMED, "target": "scatters:plan_add"},
         "embedding_dense_backward": {**SUMMED, "target": "scatters:plan_embedding"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
-        "rms_norm": {"accepts": accepts.last, "target": "norms:plan"},
-        "rms_norm_backward": {"accepts": accepts.last, "target": "norms:plan_backward"},
+        **{
+            f"{op}{back}": {"accepts": accepts.last, "target": f"norms:plan{back}"}
+            for op in ("rms_norm", "layer_norm")
+            for back in ("", "_backward")
+        },
         **{
             f"{op}{back}": {"accepts": accepts.axis, "target": "softmaxes:plan"}
             for op in ("softmax", "log_softmax")

@@ -72,7 +72,7 @@ def launch(
     head: str = "",
     values: tuple[Any, ...] = (),
     most: int = 0,
-    summed: bool = False,
+    summed: int = 0,
 ) -> Launcher:
     """Return the launch of a kernel on lines, by vectors where all tensors lie so.
 
@@ -92,8 +92,8 @@ def launch(
         What lies between the pointers and the lines in the kernel's struct.
     most : int
         The most blocks, where they step through the lines.
-    summed : bool
-        Whether threads keep a float32 sum for each entry too.
+    summed : int
+        How many float32 sums threads keep for each entry too.
     """
     size = max(meta.element_size() for meta in metas)
     room, wide = memory(device) - SPARE, VECTOR // size

@@ -179,7 +179,7 @@ FAMILIES = {
     "filters": ("depthwise_conv2d", "depthwise_conv2d_backward"),
     "convolution": ("conv2d", "conv2d_backward"),
     "axis": tuple(f"{op}{back}" for op in ("softmax", "log_softmax") for back in ("", "_backward")),
-    "last": ("rms_norm", "rms_norm_backward"),
+    "last": tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward")),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }
@@ -191,8 +191,7 @@ TARGETS = {
     "mean": "sum:plan",
     **dict.fromkeys(FAMILIES["folds"], "fold:plan"),
     **dict.fromkeys(FAMILIES["axis"], "softmaxes:plan"),
-    "rms_norm": "norms:plan",
-    "rms_norm_backward": "norms:plan_backward",
+    **{op: "norms:plan_backward" if "back" in op else "norms:plan" for op in FAMILIES["last"]},
     "add_backward": "add:plan_backward",
     "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
     "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",

@@ -123,8 +123,11 @@ KERNELS = kernels(
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         **{op: {"accepts": accepts.scan, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
-        "rms_norm": {"accepts": accepts.last, "target": "norms:plan"},
-        "rms_norm_backward": {"accepts": accepts.last, "target": "norms:plan_backward"},
+        **{
+            f"{op}{back}": {"accepts": accepts.last, "target": f"norms:plan{back}"}
+            for op in ("rms_norm", "layer_norm")
+            for back in ("", "_backward")
+        },
         **{
             f"{op}{back}": {"accepts": accepts.axis, "target": "softmaxes:plan"}
             for op in ("softmax", "log_softmax")

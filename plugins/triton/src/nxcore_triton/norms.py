@@ -1,4 +1,4 @@
-"""rms_norm: a program has whole lines, or reads parts of a longer one twice; the weight's by columns."""
+"""rms_norm, layer_norm: a program has whole lines, or parts of a longer one; the factors' by columns."""
 
 # mypy: ignore-errors
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Lines, Problem, TensorMeta
+from nxcore.plugin import Lines, Problem, TensorMeta, factors_of
 from nxcore_triton import lines, tile
 from nxcore_triton.launch import Launch
 from nxcore_triton.lines import load, place, starts, store
@@ -20,25 +20,39 @@ from nxcore_triton.rounding import narrow, widen
 
 
 @triton.jit
-def factor(weight, column, length, WEIGHTED: tl.constexpr):
-    """Return the weight of some columns as a row."""
-    if WEIGHTED:
-        return widen(tl.load(weight + column, column < length, other=0.0))[None, :]
+def factor(values, column, length, GIVEN: tl.constexpr, OTHER: tl.constexpr):
+    """Return a factor of some columns as a row; OTHER where it isn't GIVEN."""
+    if GIVEN:
+        return widen(tl.load(values + column, column < length, other=0.0))[None, :]
     else:
-        return tl.full((1, column.shape[0]), 1.0, tl.float32)
+        return tl.full((1, column.shape[0]), OTHER, tl.float32)
+
+
+@triton.jit
+def means_of(x, start, entry, there, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the means of lines."""
+    total = tl.zeros((ROWS,), tl.float32)
+    column = tl.arange(0, COLUMNS).to(tl.int64)
+    for first in range(0, length, COLUMNS):
+        mask = there[:, None] & (first + column < length)[None, :]
+        total += tl.sum(load(x, start, entry, first + column, mask, 0.0), 1)
+    return total / length
 
 
 @triton.jit(do_not_specialize=["eps"])
 def norms(
     x,
     weight,
+    bias,
     y,
     eps,
     count,
     inner,
     length,
     steps,
+    CENTRED: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    BIASED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -48,9 +62,13 @@ def norms(
     to = starts(line, inner, steps[0], steps[1])
     squares = tl.zeros((ROWS,), tl.float32)
     column = tl.arange(0, COLUMNS).to(tl.int64)
+    if CENTRED:
+        mean = means_of(x, start, steps[5], there, length, ROWS, COLUMNS)
     for first in range(0, length, COLUMNS):
         mask = there[:, None] & (first + column < length)[None, :]
         found = load(x, start, steps[5], first + column, mask, 0.0)
+        if CENTRED:
+            found = tl.where(mask, found - mean[:, None], 0.0)
         squares += tl.sum(found * found, 1)
     scale = 1.0 / tl.sqrt_rn(squares / length + eps)
     for first in range(0, length, COLUMNS):
@@ -59,7 +77,11 @@ def norms(
             found = load(x, start, steps[5], first + column, mask, 0.0)
         else:
             found = load(x, start, steps[5], column, mask, 0.0)
-        made = found * scale[:, None] * factor(weight, first + column, length, WEIGHTED)
+        if CENTRED:
+            found -= mean[:, None]
+        made = found * scale[:, None] * factor(weight, first + column, length, WEIGHTED, 1.0)
+        if BIASED:
+            made += factor(bias, first + column, length, BIASED, 0.0)
         store(y, to, steps[2], first + column, mask, made)
 
 
@@ -69,29 +91,38 @@ def norms_backward(
     x,
     weight,
     out,
+    means,
     scales,
     eps,
     count,
     inner,
     length,
     steps,
+    CENTRED: tl.constexpr,
     WEIGHTED: tl.constexpr,
     WANTED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Write the gradients of ROWS lines if WANTED, and one over the root of each."""
+    """Write the gradients of ROWS lines if WANTED, the mean of each and one over its root."""
     line, there, start = place(count, inner, steps[3], steps[4], ROWS)
     own, to = starts(line, inner, steps[6], steps[7]), starts(line, inner, steps[0], steps[1])
     squares, products = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     column = tl.arange(0, COLUMNS).to(tl.int64)
+    if CENTRED:
+        mean, total = means_of(x, own, steps[8], there, length, ROWS, COLUMNS), tl.zeros((ROWS,), tl.float32)
+        tl.store(means + line, mean, there)
     for first in range(0, length, COLUMNS):
         mask = there[:, None] & (first + column < length)[None, :]
         g = load(grad, start, steps[5], first + column, mask, 0.0)
         v = load(x, own, steps[8], first + column, mask, 0.0)
+        h = g * factor(weight, first + column, length, WEIGHTED, 1.0)
+        if CENTRED:
+            v = tl.where(mask, v - mean[:, None], 0.0)
+            total += tl.sum(h, 1)
         squares += tl.sum(v * v, 1)
-        products += tl.sum(g * factor(weight, first + column, length, WEIGHTED) * v, 1)
+        products += tl.sum(h * v, 1)
     scale = 1.0 / tl.sqrt_rn(squares / length + eps)
     slope = products / length * scale * scale
     tl.store(scales + line, scale, there)
@@ -100,15 +131,31 @@ def norms_backward(
             mask = there[:, None] & (first + column < length)[None, :]
             g = load(grad, start, steps[5], first + column, mask, 0.0)
             v = load(x, own, steps[8], first + column, mask, 0.0)
-            h = g * factor(weight, first + column, length, WEIGHTED)
+            h = g * factor(weight, first + column, length, WEIGHTED, 1.0)
+            if CENTRED:
+                v -= mean[:, None]
+                h -= (total / length)[:, None]
             store(out, to, steps[2], first + column, mask, scale[:, None] * (h - v * slope[:, None]))
 
 
 @triton.jit
 def columns_of(
-    grad, x, scales, parts, count, inner, length, span, steps, BLOCK: tl.constexpr, TERMS: tl.constexpr
+    grad,
+    x,
+    means,
+    scales,
+    parts,
+    count,
+    inner,
+    length,
+    span,
+    steps,
+    CENTRED: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TERMS: tl.constexpr,
 ):
-    """Add up the weight's gradient over some of the lines: program (columns, part)."""
+    """Add up a factor's gradient over some of the lines, the weight's if SCALED: program (columns, part)."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.program_id(1).to(tl.int64) * span
     total = tl.zeros((BLOCK,), tl.float32)
@@ -117,9 +164,12 @@ def columns_of(
         there = line < tl.minimum(first + span, count)
         mask = there[:, None] & (column < length)[None, :]
         g = load(grad, starts(line, inner, steps[3], steps[4]), steps[5], column, mask, 0.0)
-        v = load(x, starts(line, inner, steps[6], steps[7]), steps[8], column, mask, 0.0)
-        scale = tl.load(scales + line, there, other=0.0)
-        total += tl.sum(g * v * scale[:, None], 0)
+        if SCALED:
+            v = load(x, starts(line, inner, steps[6], steps[7]), steps[8], column, mask, 0.0)
+            if CENTRED:
+                v -= tl.load(means + line, there, other=0.0)[:, None]
+            g *= v * tl.load(scales + line, there, other=0.0)[:, None]
+        total += tl.sum(g, 0)
     tl.store(parts + tl.program_id(1) * length + column, total, column < length)
 
 
@@ -140,29 +190,41 @@ def _sizes(found: Lines) -> tuple[Any, ...]:
     return found.count, found.inner, found.length, tuple(n for step in found.steps for n in step)
 
 
+def _centred(problem: Problem) -> bool:
+    return problem.op.startswith("layer")
+
+
 def plan(problem: Problem) -> Callable[..., Tensor]:
-    """Return the launch for one problem, ``call(x, normalized_shape, weight, eps)``."""
-    out, found, weighted = problem.outputs, Lines.rows(problem), problem["weight"] is not None
-    run = lines.launch(norms, problem.device, found, WEIGHTED=weighted)
+    """Return the launch for one problem, ``call(x, normalized_shape, weight, [bias,] eps)``."""
+    out, found, factors = problem.outputs, Lines.rows(problem), factors_of(problem)
+    given = {"WEIGHTED": "weight" in factors, "BIASED": "bias" in factors}
+    run = lines.launch(norms, problem.device, found, CENTRED=_centred(problem), **given)
     rest = (float(problem["eps"]), *_sizes(found))
 
-    def call(x: Tensor, _shape: Any, weight: Tensor | None, _eps: Any) -> Tensor:
+    def call(x: Tensor, _shape: Any, weight: Tensor | None, *more: Any) -> Tensor:
         result: Tensor = out.empty()
-        tensors = (x, weight if weighted else x, result)
+        bias = more[0] if given["BIASED"] else x
+        tensors = (x, x if weight is None else weight, bias, result)
         run(tensors, *tensors, *rest)
         return result
 
     return call
 
 
-def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, Tensor | None]]:
-    """Return the launches for one problem, ``call(grad, x, normalized_shape, weight, eps, mask)``."""
-    (out, scaled), found, device = problem.outputs, Lines.rows(problem), problem.device
-    weighted, sizes = problem["weight"] is not None, _sizes(found)
-    run = lines.launch(norms_backward, device, found, WEIGHTED=weighted, WANTED=out is not None)
+def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launches for one problem, ``call(grad, x, normalized_shape, weight, [bias,] eps, mask)``."""
+    (out, *wanted), found, device = problem.outputs, Lines.rows(problem), problem.device
+    sizes, centred = _sizes(found), _centred(problem)
+    weighted = problem["weight"] is not None
+    run = lines.launch(
+        norms_backward, device, found, CENTRED=centred, WEIGHTED=weighted, WANTED=out is not None
+    )
     span = tile.cdiv(found.count, PARTS)
     rows, blocks = tile.cdiv(found.count, span), tile.cdiv(found.length, BLOCK)
-    add_up = Launch(columns_of, (blocks, rows), device, BLOCK=BLOCK, TERMS=TERMS)
+    add_up = [
+        Launch(columns_of, (blocks, rows), device, CENTRED=centred, SCALED=scaled, BLOCK=BLOCK, TERMS=TERMS)
+        for scaled in (True, False)
+    ]
     last = Launch(fold, (blocks,), device, BLOCK=BLOCK, TERMS=PARTS)
     work = TensorMeta.row_major((found.count,), torch.float32, device)
     parts = TensorMeta.row_major((rows, found.length), torch.float32, device)
@@ -170,16 +232,21 @@ def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, Tensor
 
     def call(
         grad: Tensor, x: Tensor, _shape: Any, weight: Tensor | None, *_: Any
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor | None, ...]:
         result = None if out is None else out.empty()
         scales = work.empty()
-        tensors = (grad, x, weight if weighted else x, x if result is None else result, scales)
+        means = work.empty() if centred else scales
+        tensors = (grad, x, x if weight is None else weight, x if result is None else result, means, scales)
         run(tensors, *tensors, eps, *sizes)
-        if scaled is None:
-            return result, None
-        total, shares = scaled.empty(), parts.empty()
-        add_up((grad, x, scales, shares), grad, x, scales, shares, *sizes[:3], span, sizes[3])
-        last((shares, total), shares, total, rows, found.length)
-        return result, total
+        results = [result]
+        for meta, add in zip(wanted, add_up, strict=False):
+            total = None if meta is None else meta.empty()
+            if total is not None:
+                shares = parts.empty()
+                given = (grad, x, means, scales, shares)
+                add(given, *given, *sizes[:3], span, sizes[3])
+                last((shares, total), shares, total, rows, found.length)
+            results.append(total)
+        return tuple(results)
 
     return call
