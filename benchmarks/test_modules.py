@@ -25,7 +25,7 @@ from torch import nn
 from nxcore import nn as ours
 from nxcore.call.operator import Operator, Plan
 from nxcore.interop import native
-from nxcore.nn import activations, modules, sequential, softmaxes, swap
+from nxcore.nn import activations, modules, norms, sequential, softmaxes, swap
 from nxcore.nn.served import AFTER, RESTING
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
@@ -56,6 +56,8 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "BatchNorm2d": lambda: nn.BatchNorm2d(4),
     "Softmax": lambda: nn.Softmax(1),
     "LogSoftmax": lambda: nn.LogSoftmax(1),
+    "LayerNorm": lambda: nn.LayerNorm(16),
+    "RMSNorm": lambda: nn.RMSNorm(16),
     **ACTIVATIONS,
     "Sequential": lambda: nn.Sequential(
         nn.ReLU(), depthwise(bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
@@ -127,7 +129,7 @@ def _within(
 
 def _serve_by(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
     found = []
-    for held in (modules, sequential, softmaxes):
+    for held in (modules, norms, sequential, softmaxes):
         for name in [n for n, value in vars(held).items() if isinstance(value, Operator)]:
             found.append(session.op(getattr(held, name).spec.name))
             monkeypatch.setattr(held, name, found[-1])

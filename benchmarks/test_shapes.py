@@ -55,6 +55,8 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] =
     "BatchNorm2d": (lambda: nn.BatchNorm2d(16), image),
     "Softmax": (lambda: nn.Softmax(1), image),
     "LogSoftmax": (lambda: nn.LogSoftmax(1), image),
+    "LayerNorm": (lambda: nn.LayerNorm(64), lambda n: torch.randn(100 + n, 64)),
+    "RMSNorm": (lambda: nn.RMSNorm(64), lambda n: torch.randn(100 + n, 64)),
     "Sequential": (
         lambda: nn.Sequential(
             nn.ReLU(),

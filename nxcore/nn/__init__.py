@@ -29,6 +29,7 @@ from nxcore.nn.modules import (
     MaxPool2d,
     SoftmaxSum,
 )
+from nxcore.nn.norms import LayerNorm, RMSNorm
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.softmaxes import LogSoftmax, Softmax
 from nxcore.nn.swap import Swap, accelerate, restore
@@ -43,11 +44,13 @@ __all__ = [
     "Conv2d",
     "Hardsigmoid",
     "Hardswish",
+    "LayerNorm",
     "LeakyReLU",
     "LogSoftmax",
     "MaxPool2d",
     "Mish",
     "Part",
+    "RMSNorm",
     "ReLU",
     "Sequential",
     "SiLU",

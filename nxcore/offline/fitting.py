@@ -20,6 +20,8 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
     "BatchNorm2d": ("batch_norm",),
     "Softmax": ("softmax",),
     "LogSoftmax": ("log_softmax",),
+    "LayerNorm": ("layer_norm",),
+    "RMSNorm": ("rms_norm",),
 }
 """A class -> its operator, and the one that runs where a gradient is needed.
 

@@ -73,8 +73,8 @@ def reference(
     size = list(normalized_shape)
     if {t.dtype for t in (weight, bias) if t is not None} <= {x.dtype}:
         return functional.layer_norm(x, size, weight, bias, eps).contiguous()
-    wide, factors = _widened(x, weight, bias)
-    return functional.layer_norm(x.to(wide), size, *factors, eps).to(x.dtype).contiguous()
+    wide, (w, b) = _widened(x, weight, bias)
+    return functional.layer_norm(x.to(wide), size, w, b, eps).to(x.dtype).contiguous()
 
 
 def _widened(x: Tensor, *factors: Tensor | None) -> tuple[torch.dtype, list[Tensor | None]]:

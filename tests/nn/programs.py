@@ -24,6 +24,8 @@ MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
     nn.BatchNorm2d: lambda: nn.BatchNorm2d(4),
     nn.Softmax: lambda: nn.Softmax(1),
     nn.LogSoftmax: lambda: nn.LogSoftmax(1),
+    nn.LayerNorm: lambda: nn.LayerNorm(16),
+    nn.RMSNorm: lambda: nn.RMSNorm(16),
     nn.Sequential: lambda: nn.Sequential(nn.BatchNorm2d(4), nn.SiLU()),
 }
 """Class -> makes a module that an operator can serve, for images of four channels; others take nothing."""

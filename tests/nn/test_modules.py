@@ -30,6 +30,9 @@ MAKE = {
     "adaptive_max_pool_indices": lambda of: of.AdaptiveMaxPool2d(1, return_indices=True),
     "softmax": lambda of: of.Softmax(1),
     "log_softmax": lambda of: of.LogSoftmax(-1),
+    "layer_norm": lambda of: of.LayerNorm((9, 11)),
+    "layer_norm_without_bias": lambda of: of.LayerNorm(11, eps=0.1, bias=False),
+    "rms_norm": lambda of: of.RMSNorm(11),
     "conv": lambda of: of.Conv2d(4, 4, 3, groups=4, bias=False),
     "conv_bias": lambda of: of.Conv2d(4, 4, (3, 5), stride=(1, 2), padding=(1, 2), groups=4),
     "conv_same": lambda of: of.Conv2d(4, 4, 4, padding="same", dilation=2, groups=4),
@@ -56,7 +59,7 @@ MAKE = {
 OURS = [
     *("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"),
     *("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "Sigmoid", "SiLU"),
-    *("Softplus", "Tanh", "Softmax", "LogSoftmax"),
+    *("Softplus", "Tanh", "Softmax", "LogSoftmax", "LayerNorm", "RMSNorm"),
 ]
 
 

@@ -34,6 +34,8 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "Conv2d": depthwise,
     "BatchNorm2d": lambda: nn.BatchNorm2d(4),
     "Softmax": lambda: nn.Softmax(1),
+    "LayerNorm": lambda: nn.LayerNorm(8),
+    "RMSNorm": lambda: nn.RMSNorm(8),
     "Sequential": lambda: nn.Sequential(
         nn.ReLU(), depthwise(bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
     ),
