@@ -30,6 +30,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     rand,
 )
@@ -91,6 +92,12 @@ def check(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> No
     require_factor(weight, x, normalized_shape, "weight")
     require_factor(bias, x, normalized_shape, "bias")
     require_number(eps, "eps")
+
+
+def ways(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> tuple[Way, ...]:
+    """Divide by row."""
+    whole = tuple(None for t in (weight, bias) if t is not None)
+    return tuple(Way((d, *whole), d, audits=True) for d in range(x.ndim - len(normalized_shape)))
 
 
 def cost(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> Cost:
@@ -180,6 +187,7 @@ SPEC = OpSpec(
     terms=row_terms,
     gradient=Gradient("layer_norm_backward", _backward, saves=("x", "weight", "bias")),
     outputs=outputs,
+    ways=ways,
 )
 
 Result = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -273,6 +281,18 @@ def gradient_outputs(
     return (outputs(x) if output_mask[0] else None, *made)
 
 
+def gradient_ways(
+    grad: Any, x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any, output_mask: Any
+) -> tuple[Way, ...]:
+    """Divide by row; the factors' gradients are sums of those of the parts."""
+    given = (x, weight, bias)
+    wanted = [t for flag, t in zip(output_mask, given, strict=True) if flag and t is not None]
+    return tuple(
+        Way((dim, *way.tensors), None, audits=True, results=tuple(dim if t is x else None for t in wanted))
+        for dim, way in enumerate(ways(x, normalized_shape, weight, bias, eps))
+    )
+
+
 ROW = (rand(6, 24), rand(6, 24), (24,), rand(24), rand(24))
 
 BACKWARD = backward_of(
@@ -290,4 +310,5 @@ BACKWARD = backward_of(
         Sample("only_bias", ROW, {"output_mask": (False, False, True)}),
     ),
     outputs=gradient_outputs,
+    ways=gradient_ways,
 )
