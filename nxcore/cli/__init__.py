@@ -3,8 +3,6 @@
 A command imports its heavy modules when it runs, so that ``nxcore --help`` starts at once.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Output of ``nxcore search``: a growing table in a terminal, a line for each epoch in a pipe; the result."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -10,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from nxcore.cli import interruption, render
 
 Row = Mapping[str, Any]
+COLUMNS = "phase", "epoch", "loss", "accuracy", "validation", "held out", "entropy"
 LAST = 12
 """How many epochs a terminal shows at once."""
 
@@ -61,7 +61,7 @@ def _shown(
             return Group(waited())
         row, spent = seen[-1], sum(r["seconds"] for r in seen)
         below = f"{row['phase']}: {row['epoch']} of {row['epochs']} epochs, {spent:.0f} s"
-        return Group(table(seen[-LAST:]), "; ".join(filter(None, (below, waited()))))
+        return Group(table(seen), "; ".join(filter(None, ("" if "run" in row else below, waited()))))
 
     with Live(get_renderable=shown, console=console, refresh_per_second=4) as live:
 
@@ -79,26 +79,31 @@ def _shown(
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Return epochs as a table."""
-    columns = ("phase", "epoch", "loss", "accuracy", "validation", "held out", "entropy")
-    shown = render.table(*columns, "dominant operations", right=columns[1:])
-    for row in rows:
-        if "grown" in row:
-            shown.add_row(row["phase"], *[""] * (len(columns) - 1), _grown(row))
+    """Return the last epochs as a table; of several runs, the last one of each, with a bar."""
+    runs = {row["run"]: row for row in rows if "run" in row}
+    names = ("run", *COLUMNS[:-1], "") if runs else (*COLUMNS, "dominant operations")
+    shown = render.table(*names, right=COLUMNS[1:])
+    for row in runs.values() or rows[-LAST:]:
+        cells = ("",) * 6 if "grown" in row else _figures(row)
+        if runs:
+            bar = ProgressBar(row["epochs"], row["epoch"], 6)
+            shown.add_row(row["run"], row["phase"], *cells[:-1], bar)
         else:
-            shown.add_row(row["phase"], *_figures(row), dominant(row["genotype"]))
+            end = _grown(row) if "grown" in row else dominant(row["genotype"])
+            shown.add_row(row["phase"], *cells, end)
     return shown
 
 
 def line(row: Row) -> str:
     """Return an epoch as a line."""
+    run = f"{row['run']}: " if "run" in row else ""
     if "grown" in row:
-        return f"mutation, {row['seconds']:.1f} s: {_grown(row)}"
+        return f"{run}mutation, {row['seconds']:.1f} s: {_grown(row)}"
     epoch, *figures = _figures(row)
-    names = ("loss", "accuracy", "validation", "held out", "entropy")
-    text = ", ".join(f"{name} {figure}" for name, figure in zip(names, figures, strict=True) if figure)
+    named = zip(COLUMNS[2:], figures, strict=True)
+    text = ", ".join(f"{name} {figure}" for name, figure in named if figure)
     of_search = f": {dominant(row['genotype'])}" if row["phase"] == "search" else ""
-    return f"{row['phase']} {epoch}, {row['seconds']:.1f} s: {text}{of_search}"
+    return f"{run}{row['phase']} {epoch}, {row['seconds']:.1f} s: {text}{of_search}"
 
 
 def dominant(genotype: Mapping[str, Any]) -> str:
@@ -137,5 +142,5 @@ def _figures(row: Row) -> tuple[str, ...]:
         percent("accuracy"),
         percent("validation_accuracy"),
         percent("held_out_accuracy"),
-        f"{row['entropy']:.3f}",
+        f"{row['entropy']:.3f}" if "entropy" in row else "",
     )

@@ -4,8 +4,6 @@ Python ignores an exception that is raised in a destructor or in the callback of
 compiler's or torch's at its import. The command would go on as if the key had not been pressed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

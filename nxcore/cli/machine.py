@@ -1,7 +1,5 @@
 """``nxcore backends``, ``doctor``, ``cache`` and ``quarantine``: what a machine has, keeps and rejects."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Output of ``nxcore bench`` and ``nxcore demo``: a growing table in a terminal, a line a row in a pipe."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

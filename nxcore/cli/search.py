@@ -24,21 +24,6 @@ SHARE = 0.25
 """The share of a GPU's free memory that images may take."""
 
 
-def unasked(options: dict[str, Any]) -> None:
-    """Raise if an option of a new search is given beside ``--resume``."""
-    from nxcore.errors import InvalidInputError
-
-    if given := [name for name, value in options.items() if value is not None]:
-        raise InvalidInputError(
-            f"--resume takes its options from the search; remove {', '.join(given)}", argument="resume"
-        )
-
-
-def usual(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a new search, with the defaults of those that aren't given."""
-    return asked | {name: value for name, value in USUAL.items() if asked[name] is None}
-
-
 def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     """Return a new search, and write its options into its folder."""
     import dataclasses
@@ -154,6 +139,12 @@ def operations(text: str) -> tuple[str, ...]:
     return names
 
 
+def several(folder: Path) -> dict[str, Any] | None:
+    """Return the options of a run of several seeds; None for any other folder."""
+    files = sorted(folder.glob(f"seed-*/{ASKED}"))
+    return decoded(files[0].read_text(encoding="utf-8")) if files else None
+
+
 IMAGES = {"data": str, "root": str | None, "seed": int, "side": int | None}
 """The options of a search that its images follow from, with their types."""
 
@@ -197,16 +188,16 @@ def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
     """Return the result of a search, and write it and its pictures into the folder."""
     from nxcore.cli import render
     from nxcore.nas.checkpoint import CHECKPOINT, METRICS
-    from nxcore.nas.picture import curve_svg, genotype_svg, page
+    from nxcore.nas.picture import drawn, genotype_svg, page
 
     history = trainer.history
     (folder / PICTURE).write_text(genotype_svg(trainer.genotype), encoding="utf-8")
     files = [PICTURE, CURVE, METRICS, CHECKPOINT, RESULT]
-    (folder / CURVE).write_text(page("Architecture search", curve_svg(history)), encoding="utf-8")
+    (folder / CURVE).write_text(page("Architecture search", drawn("history", history)), encoding="utf-8")
     found = {
         "phase": trainer.phase,
         "genotype": trainer.genotype._asdict(),
-        "entropy": history[-1]["entropy"],
+        "entropy": next((row["entropy"] for row in reversed(history) if "entropy" in row), None),
         "held_out_accuracy": history[-1].get("held_out_accuracy"),
         "held_out_images": len(trainer.data.held_out.labels),
         "seconds": sum(row["seconds"] for row in history),
@@ -229,42 +220,6 @@ def compare(folder: Path) -> None:
     render.show(shown)
     (folder / COMPARED).write_text(runs.compared(found), encoding="utf-8")
     render.console().print(f"written: {folder / COMPARED}", markup=False, soft_wrap=True)
-
-
-def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool) -> bool:
-    """Train to the end and show progress; return whether it was interrupted.
-
-    The kernels of each network are compiled before its first epoch, those of the first one behind a bar.
-    """
-    import contextlib
-
-    import nxcore
-    from nxcore.cli import epochs as shown
-    from nxcore.nas import prepare
-    from nxcore.observe import bar
-    from nxcore.session import default
-
-    on_cpu = trainer.device.type == "cpu"
-    policy = policy or ("frozen" if on_cpu else None)
-    serving = nxcore.policy(policy) if policy else contextlib.nullcontext()
-    decided = None if on_cpu else lambda: default().decided
-    with serving, contextlib.ExitStack() as stack:
-        try:
-            if quiet:
-                prepare(trainer)
-            else:
-                with bar.shown("compiles kernels", lines=True) as advance:
-                    prepare(trainer, advance)
-            show = stack.enter_context(shown.watching(trainer.history, decided, quiet=quiet))
-            prepared = trainer.net
-            for row in trainer.run(folder):
-                show(row)
-                if trainer.net is not prepared and trainer.phase != "done":
-                    prepare(trainer)
-                    prepared = trainer.net
-        except KeyboardInterrupt:
-            return True
-    return False
 
 
 def search(
@@ -321,6 +276,10 @@ def search(
         float | None, typer.Option(help="Seconds of training, half for the search.", min=0)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.", show_default="0")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Search with so many seeds at once, each in a folder of its own.", min=2),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
     policy: Annotated[
         str | None,
@@ -345,12 +304,16 @@ def search(
     """
     from nxcore import distributed
     from nxcore.cli import epochs as shown
-    from nxcore.cli import render
+    from nxcore.cli import render, trainings
+    from nxcore.errors import InvalidInputError
+    from nxcore.nas.checkpoint import CHECKPOINT
+    from nxcore.report.page import plotly
+    from nxcore.spec.device import available
 
     if compared is not None:
         compare(compared)
         return
-    asked = {
+    asked: dict[str, Any] = {
         "data": str(Path(data).absolute()) if data and Path(data).is_dir() else data,
         "root": None if root is None else str(root.absolute()),
         "side": side,
@@ -365,17 +328,38 @@ def search(
         "genotype": genotype,
         "budget_s": budget,
         "seed": seed,
+        "seeds": seeds and [(seed or 0) + place for place in range(seeds)],
     }
-    if resume is not None:
-        unasked(asked | {"output": output})
+    if resume and (
+        given := [name for name, value in (asked | {"output": output}).items() if value is not None]
+    ):
+        why = f"--resume takes its options from the search; remove {', '.join(given)}"
+        raise InvalidInputError(why, argument="resume")
+    plotly()  # its pages need it: the end of a search is too late to say so
     folder = resume or output or Path("search")
+    usual = {name: value for name, value in USUAL.items() if asked[name] is None}
+    before = several(folder)
+    if before and not resume:
+        why = f"output must be a new folder, but {folder} holds searches; --resume {folder} continues them"
+        raise InvalidInputError(why, argument="output")
+    asked = before or asked if resume else asked | usual
+    of = asked["seeds"]
+    folders = {folder / f"seed-{own}": own for own in of} if of else {folder: asked["seed"]}
+
+    def begin(at: Path) -> Trainer:
+        if resume and (not of or (at / CHECKPOINT).exists()):
+            return resumed(at, device)
+        return begun(asked | {"seed": folders[at]}, at, device)
+
     with distributed.ranks() as (rank, _):
-        trainer = begun(usual(asked), folder, device) if resume is None else resumed(resume, device)
-        interrupted = followed(trainer, folder, policy, quiet=json or rank > 0)
-    if trainer.history and rank == 0:
-        found = report(trainer, folder)
-        render.json(found) if json else shown.found(found)
+        how = [*folders], available(device), policy
+        trainers, interrupted = trainings.followed(begin, *how, quiet=json or rank > 0)
+    found = [report(trainer, at) for at, trainer in trainers.items() if trainer.history and rank == 0]
+    if found and json:
+        render.json(found if of else found[0])
+    elif found:
+        compare(folder) if of else shown.found(found[0])
     if interrupted:
-        on = f"continue with nxcore search --resume {folder}" if trainer.history else "no epoch has ended yet"
+        on = f"continue with nxcore search --resume {folder}" if found else "no epoch has ended yet"
         render.error(f"interrupted: {on}")
         raise typer.Exit(interruption.STATUS)

@@ -1,7 +1,5 @@
 """The type stub of ``nxcore.ops``, generated from the specs, since no source file defines the operators."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Iterable, Iterator

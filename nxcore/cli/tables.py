@@ -1,7 +1,5 @@
 """Tables of commands: operators, kernels, backends, checks, files, and measured problems."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -223,3 +223,16 @@ def recorder_of(device: torch.device) -> Recorder | None:
     if device.type != "cuda":
         return None
     return _recorders.get(device) or _recorders.setdefault(device, CudaRecorder(device))
+
+
+@contextlib.contextmanager
+def recording(recorder: CudaRecorder | None) -> Iterator[None]:
+    """Have a recorder, if any, serve its device in this block; the graphs of two may run at a time."""
+    before = _recorders.copy()
+    if recorder is not None:
+        _recorders[recorder.device] = recorder
+    try:
+        yield
+    finally:
+        _recorders.clear()
+        _recorders.update(before)

@@ -1,7 +1,5 @@
 """Architecture search: networks, data, trainer. May import bench, report and below."""
 
-from __future__ import annotations
-
 from nxcore.nas import bilevel, data
 from nxcore.nas.architecture import ArchitectureParameters, Temperature
 from nxcore.nas.cells import Cell, EvalCell

@@ -1,7 +1,5 @@
 """The architecture under search: one tensor for all edges of all kinds of cell."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -4,8 +4,6 @@ The optimal architecture minimises the validation loss at the weights that minim
 functions approximate those weights: by one step of gradient descent, or by the current ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The weighted sum of an edge's operations; in a captured call, one operator with the norms that end them."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence

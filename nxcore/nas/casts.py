@@ -6,8 +6,6 @@ are read as they are. A convolution's result is rounded, or a whole node where t
 their norms; then the other edges read the node as it was before it was rounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

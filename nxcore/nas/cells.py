@@ -1,7 +1,5 @@
 """Cells of a search network, and cells of a found architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 An operation is known by its layers, and by a trial of a copy: its result must be that of these layers.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import weakref

@@ -118,16 +118,17 @@ def load_state_dict(self: Trainer, state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
 
-def recorded(trainer: Trainer, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield one row for each epoch until the search is done; write rows and checkpoints to a folder."""
+def recorded(trainer: Trainer, at: str | Path | None) -> Iterator[dict[str, Any] | None]:
+    """Yield None after each batch and a row after each epoch; the first rank writes them to a folder."""
+    folder = None if trainer.rank or at is None else Path(at)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         lines = "".join(encoded(row) + "\n" for row in trainer.history)  # only rows that the checkpoint has
         (folder / METRICS).write_text(lines, encoding="utf-8")
     while trainer.phase != "done":
-        row = trainer.advance()
-        if folder is not None:
-            with (folder / METRICS).open("a", encoding="utf-8") as opened:
-                opened.write(encoded(row) + "\n")
-            trainer.save(folder / CHECKPOINT)
-        yield row
+        for row in trainer.steps():
+            if folder is not None and row is not None:
+                with (folder / METRICS).open("a", encoding="utf-8") as opened:
+                    opened.write(encoded(row) + "\n")
+                trainer.save(folder / CHECKPOINT)
+            yield row

@@ -1,7 +1,5 @@
 """Comparison: two ways to run a module, by all that a caller can see of a call and its backward pass."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

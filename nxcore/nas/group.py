@@ -5,8 +5,6 @@ separable convolutions and the dilated ones, then the second halves. Each edge g
 operations read one state is known from an earlier call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ them divide their weights by the number of replicas. In a deeper network, new ce
 identity. In one with more nodes, weights that read new nodes are initially 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Level: separable convolutions that don't depend on each other, by one call forward and one backward."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The module's code still runs. Within its call, in a ``Scope``, the operations of
 tensors.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator

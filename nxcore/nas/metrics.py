@@ -1,7 +1,5 @@
 """Loss and accuracy of an epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

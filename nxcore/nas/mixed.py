@@ -1,7 +1,5 @@
 """Mixed operations: all operations of a search space on one edge, blended by architecture weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Its own code is taken for a weighted sum if it is one on symbols (``nxcore.nas.p
 copy agree.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A mutation: the supernet grows between two epochs of a search, and computes the same function."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.optim import Optimizer

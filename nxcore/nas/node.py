@@ -5,8 +5,6 @@ A cell's own code adds up the edges into a node. In a captured call of the cell,
 their values.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar

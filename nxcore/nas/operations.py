@@ -4,8 +4,6 @@ Parameters and buffers are named as in the paper's own code, so that published w
 it is plain torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """patch and unpatch: make any search network run nxcore's operators, in place."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ these outputs are tensors that remember both, so that the sum becomes one operat
 torch get their values.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Sequence

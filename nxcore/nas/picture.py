@@ -1,31 +1,22 @@
-"""Pictures of a search's result as SVG: the genotype, a row of nodes with arcs, and the learning curve.
+"""Pictures of a search's result: the genotype, a row of nodes with arcs, and charts, which plotly draws.
 
-They are drawn by hand: graphviz needs a program that pip does not install, and a search uses matplotlib or
-plotly for nothing else.
+The genotype is SVG, drawn by hand: graphviz needs a program that pip does not install.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 from xml.etree import ElementTree as ET
 
 from nxcore.nas.genotype import Gene, Genotype
+from nxcore.report.page import plotly
+from nxcore.store.encoding import encoded
 
 APART, RISE, RADIUS, MARGIN = 150, 44, 17, 70
 COLOURS = {"sep": "#1a7f4b", "dil": "#b35900", "max": "#1f5fbf", "avg": "#1f5fbf", "skip": "#666666"}
 OTHER = "#7a3fa0"
-LINES = {"training": "#1f5fbf", "validation": "#b35900", "held out": "#1a7f4b", "entropy": "#7a3fa0"}
-PANELS = {
-    "accuracy": {
-        "training": "accuracy",
-        "validation": "validation_accuracy",
-        "held out": "held_out_accuracy",
-    },
-    "loss, nats": {"training": "loss", "validation": "validation_loss", "held out": "held_out_loss"},
-    "entropy, nats": {"entropy": "entropy"},
-}
 
 
 def genotype_svg(genotype: Genotype) -> str:
@@ -49,45 +40,16 @@ def genotype_svg(genotype: Genotype) -> str:
     return ET.tostring(picture, encoding="unicode") + "\n"
 
 
-def curve_svg(history: Sequence[Mapping[str, Any]]) -> str:
-    """Return accuracy, loss and entropy over the epochs of ``Trainer.history`` as one SVG."""
-    wide, high, apart = 640, 150, 30
-    picture = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", width=str(wide + 190))
-    picture.set("height", str(3 * (high + apart) + apart))
-    picture.set("font-family", "sans-serif")
-    picture.set("font-size", "12")
-    step = wide / max(1, len(history) - 1)
-    for place, (title, lines) in enumerate(PANELS.items()):
-        top = apart + place * (high + apart)
-        drawn = {
-            name: [(x, row[key]) for x, row in enumerate(history) if row.get(key) is not None]
-            for name, key in lines.items()
-        }
-        known = [y for points in drawn.values() for _, y in points]
-        least, most = (min(known), max(known)) if known else (0, 1)
-        _text(picture, 0, top - 6, f"{title}, {least:.4g} to {most:.4g}", "black")
-        box = {"x": 0, "y": top, "width": wide, "height": high, "fill": "none", "stroke": "#bbbbbb"}
-        ET.SubElement(picture, "rect", {k: str(v) for k, v in box.items()})
-        for nth, (name, points) in enumerate(drawn.items()):
-            if points:
-                places = (
-                    f"{x * step:.1f},{top + high * (most - y) / (most - least or 1):.1f}" for x, y in points
-                )
-                line = {"points": " ".join(places), "fill": "none", "stroke": LINES[name]}
-                ET.SubElement(picture, "polyline", line)
-                at = wide + 10, top + 14 + 16 * nth
-                _text(picture, *at, f"{name} {points[-1][1]:.4g}", LINES[name])
-    for x, row in enumerate(history):
-        if not x or row["phase"] != history[x - 1]["phase"]:
-            _text(picture, x * step, 3 * (high + apart) + 14, row["phase"], "#666666")
-    return ET.tostring(picture, encoding="unicode") + "\n"
-
-
 def page(title: str, *parts: str) -> str:
-    """Return a page of HTML that needs nothing else."""
-    head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-    style = "body{font-family:sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
-    return "\n".join((head, f"<style>{style}</style>", f"<h1>{escape(title)}</h1>", *parts, "</html>\n"))
+    """Return a page of HTML that needs nothing else; it draws the rows and charts that its parts hold."""
+    frame = files("nxcore.nas").joinpath("page.html").read_text(encoding="utf-8")
+    given = {"title": escape(title), "parts": "\n".join(parts), "plotly": plotly()}
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: given[m[1]], frame)
+
+
+def drawn(kind: str, data: Any) -> str:
+    """Return a part of a page: the ``history`` of a trainer, or traces and layout of a ``chart``."""
+    return f'<div data-{kind}="{escape(encoded(data))}"></div>'
 
 
 def _cell(picture: ET.Element, title: str, genes: Sequence[Gene], concat: Sequence[int], top: int) -> int:

@@ -5,8 +5,6 @@ column, side by side, as DARTS' factorized reduction does. An operation is known
 of a copy: results and gradients must be those of these layers.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from typing import Any, NamedTuple

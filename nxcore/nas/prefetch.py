@@ -1,7 +1,5 @@
 """Batches from host memory, copied to a GPU while it computes on earlier batches."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from itertools import cycle

@@ -1,7 +1,5 @@
 """The settings of a search: networks, phases, optimizers, augmentation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

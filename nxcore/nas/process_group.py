@@ -1,7 +1,5 @@
 """A search on several ranks, started by torchrun or in any process group."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ The code runs on symbols, in training and in evaluation. If it returns the weigh
 or what an operation's layers return, that holds as long as what it reads has its values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recording: which functions of the user's own code a call runs, what they read and what they may change."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

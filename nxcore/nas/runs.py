@@ -1,7 +1,5 @@
 """Runs: the searches in a folder, as a table and as one page with their cells and curves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any, NamedTuple
 from nxcore.errors import InvalidInputError
 from nxcore.nas.checkpoint import METRICS
 from nxcore.nas.genotype import Genotype
-from nxcore.nas.picture import curve_svg, genotype_svg, page
+from nxcore.nas.picture import drawn, genotype_svg, page
 from nxcore.store.encoding import decoded
 
 COLUMNS = "run", "remedy", "phase", "epochs", "skips", "held out", "seconds"
@@ -66,5 +64,5 @@ def compared(runs: Sequence[Searched]) -> str:
     rows = ["".join(f"<td>{escape(text)}</td>" for text in run.row) for run in runs]
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     table = "<table><tr>" + "</tr>\n<tr>".join((head, *rows)) + "</tr></table>"
-    each = [f"<h2>{escape(r.name)}</h2>{genotype_svg(r.genotype)}{curve_svg(r.history)}" for r in runs]
+    each = [f"<h2>{escape(r.name)}</h2>{genotype_svg(r.genotype)}{drawn('history', r.history)}" for r in runs]
     return page("Searches", table, *each)

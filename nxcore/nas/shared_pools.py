@@ -5,8 +5,6 @@ leave ``x`` with one stride. Only the running statistics differ: those of every 
 same batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """The two passes of a search step, over weights and over the architecture; CUDA graphs on a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from nxcore.nas.step import Passes, threads
 from nxcore.nas.update import Update
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
+Epoch = Generator[None, None, dict[str, float]]
 
 
 class Trainer:
@@ -107,7 +108,7 @@ class Trainer:
         folder : path, optional
             The first rank writes ``metrics.jsonl`` here and, after every epoch, ``checkpoint.pt``.
         """
-        yield from checkpoint.recorded(self, None if self.rank or folder is None else Path(folder))
+        yield from filter(None, checkpoint.recorded(self, folder))
 
     def advance(self) -> dict[str, Any]:
         """Train for one epoch, or grow the supernet; enter the next phase if this one is over.
@@ -117,16 +118,23 @@ class Trainer:
         dict
             ``phase``, ``epoch`` (from 1) of ``epochs``, ``lr``, ``loss`` and ``accuracy`` in training,
             ``validation_loss`` and ``validation_accuracy`` in the search, ``held_out_loss`` and
-            ``held_out_accuracy`` in retraining, ``entropy``, ``genotype``, ``seconds``, and in the last epoch
-            of search or retraining ``stopped``: ``epochs``, ``patience``, ``skips`` or ``budget``. A
-            ``mutation`` has ``grown`` (how), ``difference`` (the largest of scores) and ``parameters``.
+            ``held_out_accuracy`` in retraining, ``entropy`` before it, ``genotype``, ``seconds``, and in the
+            last epoch of search or retraining ``stopped``: ``epochs``, ``patience``, ``skips`` or ``budget``.
+            A ``mutation`` has ``grown`` (how), ``difference`` (the largest of scores) and ``parameters``.
         """
+        *_, row = self.steps()
+        assert row is not None  # noqa: S101  the last one is a row
+        return row
+
+    def steps(self) -> Iterator[dict[str, Any] | None]:
+        """Do what ``advance`` does; yield None after each batch, and the row in the end."""
         if mutation := self._mutation():
-            return self._mutate(mutation)
+            yield self._mutate(mutation)
+            return
         started, phase = time.perf_counter(), self.phase
         lr = self._anneal()
         with self._threads():
-            sums = self._retrained() if phase == "retraining" else self._searched(moves=phase == "search")
+            sums = yield from (self._retrained() if phase == "retraining" else self._searched())
         if phase == "search" and not self._skipped():
             self.genotype = self.arch.genotype()
         self.epoch += 1
@@ -143,7 +151,7 @@ class Trainer:
                 self.mean.stay()
         elif phase == "warm-up" and self.epoch == self.preset.warmup:
             self.phase = "search"
-        return row
+        yield row
 
     def train(self, genotype: Genotype) -> None:
         """Enter retraining with a given genotype: nothing more is searched."""
@@ -165,14 +173,7 @@ class Trainer:
         checkpoint.write(self.state_dict(), Path(path))
 
     @classmethod
-    def restore(
-        cls,
-        path: str | Path,
-        data: Data,
-        *,
-        budget_s: float | None = None,
-        device: torch.device | str | None = None,
-    ) -> Trainer:
+    def restore(cls, path: str | Path, data: Data, *, device: torch.device | str | None = None) -> Trainer:
         """Return a trainer that continues from a saved one; on the CPU, with bitwise equal results.
 
         Parameters
@@ -181,8 +182,6 @@ class Trainer:
             A file written by ``save``.
         data : Data
             The same images, in the same splits.
-        budget_s : float, optional
-            A budget in place of the preset's.
         device : torch.device or str, optional
             A device of the same type as before: states of random generators differ between types.
 
@@ -193,8 +192,7 @@ class Trainer:
         """
         state = checkpoint.read(path)
         checkpoint.require(state, path, data, torch.device(device or data.train.images.device))
-        preset = state["preset"] | ({} if budget_s is None else {"budget_s": budget_s})
-        trainer = cls(data, Preset(**preset), seed=state["seed"], device=device)
+        trainer = cls(data, Preset(**state["preset"]), seed=state["seed"], device=device)
         trainer.load_state_dict(state)
         return trainer
 
@@ -232,14 +230,14 @@ class Trainer:
 
     def _row(self, phase: str, started: float, **more: Any) -> dict[str, Any]:
         """Append a row for the time since ``started``."""
-        with torch.no_grad():  # a node of the logits on this stream would end a later capture on another
-            entropy = self.arch.entropy().item()
+        if isinstance(self.net, SearchNetwork):  # an architecture is searched
+            with torch.no_grad():  # a node of the logits on this stream would end a later capture on another
+                more["entropy"] = self.arch.entropy().item()
         row = {
             "phase": phase,
             "epoch": self.epoch,
             "epochs": self._epochs(),
             **more,
-            "entropy": entropy,
             "genotype": self.genotype._asdict(),
             "seconds": agreed(time.perf_counter() - started, self.device),
         }
@@ -305,9 +303,9 @@ class Trainer:
             group["lr"] = lr
         return lr
 
-    def _searched(self, *, moves: bool) -> dict[str, float]:
-        """Train the weights for an epoch and, if ``moves``, in turn the architecture."""
-        size = self.preset.batch
+    def _searched(self) -> Epoch:
+        """Train the weights for an epoch and, after warm-up, in turn the architecture."""
+        size, moves = self.preset.batch, self.phase == "search"
         if isinstance(self.net, SearchNetwork):
             self.net.decide(*(row.detach() for row in self.arch()))  # once an epoch, in modes that decide
         of_weights, of_architecture = Tally(self.device), Tally(self.device)
@@ -321,18 +319,20 @@ class Trainer:
                 self.arch_optimizer.step()
                 of_architecture.add(found.loss, found.scores, validation.labels)
             self._learn(batch, of_weights)
+            yield
         row = dict(zip(("loss", "accuracy"), of_weights.read(), strict=True))
         if moves:
             row["validation_loss"], row["validation_accuracy"] = of_architecture.read()
         return row
 
-    def _retrained(self) -> dict[str, float]:
+    def _retrained(self) -> Epoch:
         tally, p, done = Tally(self.device), self.preset, self.epoch + 1
         part = alternated(self.data.both, self.seed, done) if p.retrain_alternate else self.data.both
         for batch in self._batches(part, p.retrain_batch):
             self._learn(self._augmented(batch, p.cutout, flip=p.flip and not p.retrain_alternate), tally)
             if self.mean:
                 self.mean.add()
+            yield
         row = dict(zip(("loss", "accuracy"), tally.read(), strict=True))
         took = self.history[-1]["seconds"] if self.history else math.inf
         last = done == self._epochs() or self.spent_s + 2 * took >= p.budget_s  # or it may be

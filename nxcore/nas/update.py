@@ -1,7 +1,5 @@
 """A step of the weights: gradients are clipped, then SGD moves the weights; one CUDA graph on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Its code outside of its cells is the user's. It is taken only if that reads nothing but what a replay tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

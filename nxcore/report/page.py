@@ -38,7 +38,7 @@ def html(data: dict[str, Any]) -> str:
     parts = {
         "title": re.sub(r"[<>&\"]", " ", title(data)),
         "style": "\n".join(read[name] for name in STYLES),
-        "plotly": _plotly(),
+        "plotly": plotly(),
         # A "<" could end the element that holds the data; JSON allows it as an escape.
         "data": encoded(data, separators=(",", ":")).replace("<", "\\u003c"),
         "script": "\n".join(read[name] for name in SCRIPTS),
@@ -52,7 +52,8 @@ def html(data: dict[str, Any]) -> str:
     return page
 
 
-def _plotly() -> str:
+def plotly() -> str:
+    """Return plotly's script, to be put into a page; raise if it isn't installed."""
     try:
         source = files("plotly") / "package_data" / "plotly.min.js"
         return source.read_text(encoding="utf-8").replace("</script", "<\\/script")

@@ -8,7 +8,7 @@ import torch
 import nxcore
 from nxcore import nas
 from nxcore.choose import ahead, prune
-from nxcore.cli import search
+from nxcore.cli import trainings
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.nas import Trainer
 from nxcore.session import default
@@ -89,35 +89,23 @@ def test_of_a_problem_on_record_the_winner_alone_is_compiled(session, trainer, m
         assert bool(session.tuner.workers.asked) == compiles
 
 
-class Watched:
-    """A trainer of two networks; it notes which network was prepared when."""
-
-    def __init__(self, done):
-        self.device, self.history, self.done = torch.device("cpu"), [], done
-        self.net, self.phase = "supernet", "search"
-
-    def run(self, folder):
-        for phase, net in (("search", "supernet"), ("retraining", "found"), ("done", "found")):
-            self.done.append(f"epoch of {self.net}")
-            self.net, self.phase = net, phase
-            yield {"phase": "mutation", "grown": "it", "seconds": 0.0}
+def followed(folder, *, quiet):
+    return trainings.followed(
+        lambda _: Trainer(images(), LEAST), [folder], torch.device("cpu"), None, quiet=quiet
+    )
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_the_command_prepares_each_network_before_its_first_epoch(
-    quiet, monkeypatch, nas_has, tmp_path, capsys
-):
+def test_the_command_prepares_each_network_before_its_first_epoch(quiet, nas_has, tmp_path, capsys):
     done = []
 
     def prepare(trainer, advance=lambda *_: None):
-        done.append(f"prepared {trainer.net}")
+        done.append((type(trainer.net), len(trainer.history)))
         advance("numba of sum", 1, 2)
 
     nas_has(prepare=prepare)
-    monkeypatch.setattr("nxcore.cli.epochs._grown", str)
-    assert not search.followed(Watched(done), tmp_path, None, quiet=quiet)
-    one = ["prepared supernet", "epoch of supernet", "epoch of supernet"]
-    assert done == [*one, "prepared found", "epoch of found"]
+    assert not followed(tmp_path, quiet=quiet)[1]
+    assert done == [(nas.SearchNetwork, 0), (nas.EvalNetwork, 3)]
     told = capsys.readouterr().err
     assert told == ("" if quiet else "compiled 1/2: numba of sum\n")
 
@@ -127,4 +115,4 @@ def test_an_interruption_while_compiling_ends_the_command(nas_has, tmp_path):
         raise KeyboardInterrupt
 
     nas_has(prepare=prepare)
-    assert search.followed(Watched([]), tmp_path, None, quiet=True)
+    assert followed(tmp_path, quiet=True)[1]

@@ -1,18 +1,22 @@
 """nxcore search from end to end, with the least that can be searched; and what it draws."""
 
 import dataclasses
+import html
+import itertools
 import json
 import re
 import sys
 from xml.etree import ElementTree as ET
 
 import pytest
+import torch
 
 from nxcore import nas
 from nxcore.cli import epochs
 from nxcore.errors import InvalidInputError
 from nxcore.nas import Genotype, Trainer, picture
-from tests.nas.test_trainer import LEAST, images, same, without_time
+from nxcore.report.page import plotly
+from tests.nas.test_trainer import LEAST, images, same
 from tests.null.cli.commands import command
 from tests.null.observe.test_bar import Terminal
 from tests.stand_ins import stand_in
@@ -40,49 +44,62 @@ def run(*words, status=0):
     return command("search", *words, status=status).output
 
 
-def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path, trainer_has):
-    straight, halted = tmp_path / "straight", tmp_path / "halted"
-    text = run("-o", straight, "--seed", 3)
+def test_seeds_go_on_where_they_were_interrupted_and_end_with_the_bits_of_each_alone(
+    tmp_path, trainer_has, request
+):
+    """Their steps alternate, and each draws the paths that it drops from torch's own random state."""
+    torch.use_deterministic_algorithms(True)
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    together, four = tmp_path / "together", tmp_path / "4"
+    text = run("-o", tmp_path / "3", "--seed", 3)
     assert re.search(r"warm-up 1/3, .*\nsearch 2/3, .* validation .*\nsearch 3/3, .*\nretraining 1/1, ", text)
     assert re.search(r"normal +2 = \w+ of [01]  \w+ of [01]\n", text)
     assert re.search(r"[\d.]+% of 359 held-out images", text)
-    result = json.loads((straight / "result.json").read_text())
-    assert sorted(p.name for p in straight.iterdir()) == sorted(
+    assert not re.search("retraining.*entropy", text), "none is searched"
+    result = json.loads(run("-o", four, "--seed", 4, "--json"))
+    assert sorted(p.name for p in four.iterdir()) == sorted(
         ["search.json", *(name.rpartition("/")[2] for name in result["files"])]
     )
 
-    advance = Trainer.advance
+    steps = Trainer.steps
 
     def interrupted(trainer):
         if len(trainer.history) == 2:
             raise KeyboardInterrupt
-        return advance(trainer)
+        return steps(trainer)
 
-    trainer_has(advance=interrupted)
-    assert "--resume" in run("-o", halted, "--seed", 3, status=130)
-    assert len((halted / "metrics.jsonl").read_text().splitlines()) == 2
-    trainer_has(advance=advance)
-    found = json.loads(run("--resume", halted, "--json"))
-    assert found["phase"] == "done"
-    assert (found["genotype"], found["held_out_accuracy"]) == (
-        result["genotype"],
-        result["held_out_accuracy"],
-    )
-    histories = [
-        without_time(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
-        for folder in (straight, halted)
-    ]
-    assert same(*histories), "to the bit"
-    assert json.loads(run("--resume", halted, "--json")) == found, "one that is done tells it again"
-    assert ET.parse(halted / "genotype.svg").getroot().tag.endswith("svg")
-    assert "held out" in (halted / "curve.html").read_text(encoding="utf-8")
+    trainer_has(steps=interrupted)
+    assert "--resume" in run("-o", together, "--seed", 3, "--seeds", 2, status=130)
+    assert len((together / "seed-3" / "metrics.jsonl").read_text().splitlines()) == 2
+    trainer_has(steps=steps)
+    with pytest.raises(
+        InvalidInputError, match=r"output must be a new folder, .* --resume \S+ continues them"
+    ):
+        run("-o", together, "--seeds", 2)
+    text = run("--resume", together)
+    assert re.search(r"seed-3: retraining 1/1, .*\nseed-4: retraining 1/1, ", text)
+    assert len(re.findall(r"seed-[34] +none +retraining +4 ", text)) == 2, "one table of both"
+    for seed in (3, 4):
+        folders = tmp_path / str(seed), together / f"seed-{seed}"
+        states = [torch.load(folder / "checkpoint.pt") | {"stops": ()} for folder in folders]
+        assert same(*states), "to the bit"
+    assert [found["phase"] for found in json.loads(run("--resume", together, "--json"))] == ["done"] * 2
+    with pytest.raises(InvalidInputError, match=r"output must be a new folder, .* --resume .* continues it"):
+        run("-o", four)
+    found = json.loads(run("--resume", together / "seed-4", "--json"))
+    for name in ("phase", "genotype", "entropy", "held_out_accuracy"):
+        assert found[name] == result[name], "one that is done tells it again"
+    assert ET.parse(four / "genotype.svg").getroot().tag.endswith("svg")
+    (drawn,) = re.findall('<div data-history="(.*?)">', (four / "curve.html").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (four / "metrics.jsonl").read_text().splitlines()]
+    assert json.loads(html.unescape(drawn)) == rows
 
 
 def test_one_that_was_interrupted_in_its_first_epoch_begins_anew(tmp_path, trainer_has):
     def interrupted(trainer):
         raise KeyboardInterrupt
 
-    trainer_has(advance=interrupted)
+    trainer_has(steps=interrupted)
     for _ in range(2):
         assert "no epoch has ended yet" in run("-o", tmp_path, status=130)
 
@@ -114,8 +131,8 @@ def test_a_genotype_is_trained_without_a_search(tmp_path):
 )
 def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, trainer_has):
     seen = []
-    advance = Trainer.advance
-    trainer_has(advance=lambda t: (seen.append(t.preset.primitives), advance(t))[1])
+    steps = Trainer.steps
+    trainer_has(steps=lambda t: (seen.append(t.preset.primitives), steps(t))[1])
     found = json.loads(run("-o", tmp_path / "it", "--space", space, "--json"))
     names = names or tuple(space.split(","))
     assert set(seen) == {names}
@@ -148,13 +165,7 @@ def test_what_it_refuses(words, message, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
-def test_a_folder_that_holds_a_search_is_kept(tmp_path):
-    (tmp_path / "checkpoint.pt").write_text("")
-    with pytest.raises(InvalidInputError, match=r"output must be a new folder, .* --resume .* continues it"):
-        run("-o", tmp_path)
-
-
-def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch, sys_has):
+def test_a_terminal_shows_the_last_epochs_as_a_table_or_the_last_of_each_run(monkeypatch, sys_has):
     preset = dataclasses.replace(LEAST, mutations=(nas.Mutation(2, "deepen", 0),))
     rows = list(Trainer(images(), preset).run())
     sys_has(stdout=Terminal())
@@ -170,6 +181,11 @@ def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch, sys_has):
         word in last
         for word in ("warm-up", "search", "deepen", "retraining", "3/3", "retraining: 2 of 2 epochs")
     )
+    with epochs.watching([]) as show:
+        for row, run in itertools.product(rows, ("seed-0", "seed-1")):
+            show({"run": run, **row})
+    last = sys.stdout.getvalue().rpartition("phase")[2]
+    assert len(re.findall("seed-[01] +retraining +2/2 .*━{6}", last)) == 2, "a bar each"
 
 
 def test_before_the_first_epoch_it_tells_what_takes_so_long(monkeypatch, sys_has, capsys):
@@ -206,12 +222,10 @@ def test_searches_are_compared_on_one_page(tmp_path):
     text = run("--compare", tmp_path)
     assert re.search(r"found +skip_decay +retraining +4 +\d +[\d.]+% ", text)
     assert re.search(r"straight +none +search +3 +\d", text)
-    html = (tmp_path / "compare.html").read_text(encoding="utf-8")
-    assert html.count("<svg") == 4
-    assert "http" not in html.replace("http://www.w3.org/2000/svg", ""), "it needs no network"
-    assert all(f">{phase}<" in html for phase in ("warm-up", "search", "retraining"))
-    assert all(f">{line} " in html for line in ("training", "validation", "held out", "entropy"))
-    for part in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
-        ET.fromstring(part)
+    page = (tmp_path / "compare.html").read_text(encoding="utf-8").replace(plotly(), "")
+    assert page.count("<div data-history=") == 2
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", ""), "it needs no network"
+    cells = re.findall(r"<svg xmlns=\S+ font.*?</svg>", page, re.DOTALL)
+    assert [ET.fromstring(part).tag[-3:] for part in cells] == ["svg"] * 2
     with pytest.raises(InvalidInputError, match="compare must be a folder with searches in it"):
         run("--compare", tmp_path / "nowhere")

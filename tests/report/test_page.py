@@ -46,7 +46,7 @@ def small(tmp_path):
 
 @pytest.fixture
 def without_plotly(page_has):
-    page_has(_plotly=lambda: "")
+    page_has(plotly=lambda: "")
 
 
 @pytest.mark.usefixtures("without_plotly")
@@ -101,7 +101,7 @@ def test_the_page_of_all_committed_records_stays_below_its_limit():
 
 
 def test_a_page_beyond_its_limit_is_an_error(small, page_has):
-    page_has(_plotly=lambda: " " * page.LIMIT)
+    page_has(plotly=lambda: " " * page.LIMIT)
     with pytest.raises(
         NxcoreError, match=r"the page would have 8\.\d MB, more than 8 MB: give fewer records"
     ):

@@ -138,8 +138,8 @@ def test_retraining_with_all_of_them_learns_and_goes_on_from_its_checkpoint(tmp_
 
 @pytest.mark.usefixtures("_least")
 def test_a_remedy_and_settings_are_the_presets(tmp_path, trainer_has):  # noqa: F811
-    seen, advance = [], Trainer.advance
-    trainer_has(advance=lambda t: (seen.append(t.preset), advance(t))[1])
+    seen, steps = [], Trainer.steps
+    trainer_has(steps=lambda t: (seen.append(t.preset), steps(t))[1])
     words = ("--set", "retrain_C=4", "--set", "retrain_muon=1", "--set", "retrain_views=true")
     run("-o", tmp_path / "it", "--remedy", "skip_decay", *words)
     preset = seen[0]

@@ -1,6 +1,7 @@
 """What of a captured function needs no device: signatures, who is forgotten, and refusals in words."""
 
 import threading
+import types
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from nxcore.context import PREFERENCE, REGIME, Purpose
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs import graphed
 from nxcore.graphs.graphed import Failure, Graphed, check_result, in_words, signature
-from nxcore.graphs.recorder import MAKING, Pool
+from nxcore.graphs.recorder import MAKING, Pool, recorder_of, recording
 from tests.nn.tape import Tape
 from tests.null import fakes
 from tests.stand_ins import stand_in
@@ -341,3 +342,11 @@ def test_problems_met_before_a_capture_are_measured_and_not_learnt():
         with session.policy("frozen"):
             assert session.chooser.policy == "frozen", "what was asked for stays"
     assert PREFERENCE.get().purpose is Purpose.RUN
+
+
+def test_another_recorder_serves_its_device_in_a_block():
+    one, other = (types.SimpleNamespace(device=torch.device("cuda", 7)) for _ in range(2))
+    with recording(one):
+        with recording(other), recording(None):
+            assert recorder_of(one.device) is other
+        assert recorder_of(one.device) is one
