@@ -36,3 +36,25 @@ def test_a_shape_that_is_wrong_is_refused_each_time() -> None:
             tl.block_type(tl.float32, [3])
         with pytest.raises(TypeError, match="0d block_type"):
             tl.block_type(tl.float32, [])
+
+
+def test_operands_are_promoted_and_broadcast_as_they_are_without_it() -> None:
+    semantic = interpreter.interpreter_semantic
+    one, two, three = (
+        tl.tensor(interpreter.TensorHandle(interpreter.np.ones(shape, like), kind.scalar), kind)
+        for kind, shape, like in (
+            (tl.block_type(tl.float16, [2, 1]), (2, 1), "f2"),
+            (tl.block_type(tl.float32, [2, 4]), (2, 4), "f4"),
+            (tl.float32, (1,), "f4"),
+        )
+    )
+    for lhs, rhs, dtype in ((one, two, tl.float32), (one, one, tl.float16), (three, two, tl.float32)):
+        for left, right in ((lhs, rhs), (rhs, lhs)):
+            got = semantic.binary_op_type_checking_impl(left, right)
+            shape = [2, 1] if lhs is rhs else [2, 4]
+            assert [(list(x.type.shape), x.dtype, list(x.handle.data.shape)) for x in got] == [
+                (shape, dtype, shape)
+            ] * 2
+    quotient = semantic.binary_op_type_checking_impl(one, one, False, False, True, True)
+    assert [x.dtype for x in quotient] == [tl.float32] * 2
+    assert semantic.binary_op_type_checking_impl(two, two) == (two, two)
