@@ -40,6 +40,8 @@ from tests.hostile import (
     scans,
 )
 from tests.hostile.mutations import BITS, MASK, NAN, STRIDE, TOP, Mutation
+from tests.interpreter import keep_bookkeeping
+from tests.simulator import take_turns
 
 PATIENCE = 100
 """Seconds for one mutation."""
@@ -90,7 +92,7 @@ NUMBA = (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA)
 TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON, *lines.TRITON)
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", NUMBA),
-    "triton": Plugin("nxcore_triton", "triton", "triton", TRITON),
+    "triton": Plugin("nxcore_triton", "triton", "triton.runtime.interpreter", TRITON),
     "cuda": Plugin(
         "nxcore_cuda",
         "cuda",
@@ -273,6 +275,8 @@ def main() -> None:
     plugin = PLUGINS[name]
     torch.set_num_threads(1)  # threads of OpenMP don't live through a fork
     importlib.import_module(plugin.toolkit)
+    keep_bookkeeping()
+    take_turns()
     nxcore_ops()
     torch.empty(1, device="meta").add(1)  # imports torch's compiler, once for all children
     with tempfile.TemporaryDirectory() as folder:
