@@ -33,7 +33,7 @@ from nxcore.program.audit import Audits, audited
 from nxcore.program.compilers.entrants import Entrants
 from nxcore.program.front import Graph, Program, programmed
 from nxcore.program.memory import leave, spare
-from nxcore.program.names import Names
+from nxcore.program.names import Names, draws
 from nxcore.program.replay import Replay, State, unfit
 from nxcore.session import default
 
@@ -246,13 +246,9 @@ class ModelProgram:
         self._siblings = Siblings(module)
         dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
         if self._compiled is None:
-            how: Any = {
-                "backend": self._backend,
-                "dynamic": False,
-                "options": {"guard_filter_fn": self._kept},
-            }
+            how: Any = {"backend": self._backend, "options": {"guard_filter_fn": self._kept}}
             root = _root()
-            self._code, self._compiled = root.__code__, torch.compile(root, **how)
+            self._code, self._compiled = root.__code__, torch.compile(root, dynamic=False, **how)
             self._run = dynamo.run(self._compiled)
         try:
             with dynamo.config.patch(**CONFIG), plainly(module):
@@ -271,9 +267,8 @@ class ModelProgram:
     def _kept(self, entries: Sequence[Any]) -> list[bool]:
         """Return which of dynamo's guards are kept; hold the methods of classes that it has met."""
         found = [e.value for e in entries if e.has_value and isinstance(e.value, type)]
-        met = [
-            cls for cls in found if not issubclass(cls, nn.Module) and not cls.__module__.startswith("torch")
-        ]
+        own = [cls for cls in found if not issubclass(cls, nn.Module)]
+        met = [cls for cls in own if not cls.__module__.startswith("torch")]
         if met:
             self._names.append(Names(nn.Module(), fx.GraphModule({}, fx.Graph()), met))
         return self._siblings.kept(entries)
@@ -292,14 +287,18 @@ class ModelProgram:
     def _backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         """Return what runs a graph; in the call of which it was made, that is the user's own code."""
         reason = getattr(graph, "compile_subgraph_reason", None)
-        frame = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator.current_tx()
+        dynamo = importlib.import_module("torch._dynamo")
+        frame = dynamo.symbolic_convert.InstructionTranslator.current_tx()
         # In the model's own frame alone nothing of the call has run yet.
         apiece = reason is None or reason.graph_break or frame.f_code is not self._code
         effects = frame.output.side_effects
         self._whole = self._whole and not apiece
         self._pure = self._pure and self._whole and not _changes(effects)
         if (model := self._of()) is not None:
-            met = [vars(v).get("value") for v in effects.id_to_variable.values()]
+            found = [*map(vars, effects.id_to_variable.values())]
+            met = [own.get("value", own.get("random")) for own in found]
+            if draws(graph, met):
+                raise dynamo.exc.SkipFrame("its random numbers would be others")
             self._names += [Names(model, graph, met), self._siblings]
         made = programmed(
             graph, inputs, self._record, self._as_is, audits=not self._pure, entrants=self.entrants

@@ -6,6 +6,7 @@ They take methods of classes, torch's own functions and the environment for fixe
 from __future__ import annotations
 
 import os
+import random
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -76,6 +77,12 @@ class Names:
 
     def _now(self) -> list[list[int]]:
         return [[*map(id, own.values())] for own in self._spaces]
+
+
+def draws(graph: fx.GraphModule, met: Iterable[object]) -> bool:
+    """Return whether dynamo draws other numbers than the code: torch's for numpy's, or the same again."""
+    homes = (getattr(getattr(n.target, "f", None), "__module__", "") for n in graph.graph.nodes)
+    return "torch._numpy.random" in homes or any(isinstance(value, random.Random) for value in met)
 
 
 def _environment() -> Mapping[Any, Any]:

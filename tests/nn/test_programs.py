@@ -1,7 +1,9 @@
 """An accelerated model whose code the recorder can't read: its calls are dynamo's graphs, replayed."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from nxcore.program import front
 from tests.nn.tape import part
 from tests.nn.traced import CALLS, Net, agree, reads, replayed, step, two
 from tests.stand_ins import stand_in
+from tests.table import for_each
 
 programs_has = stand_in(programs)
 
@@ -56,6 +59,22 @@ def test_what_a_call_changes_is_changed_once(tape):
     ours, plain = two(counted)
     agree(ours, plain, CALLS + 2)
     assert ours.own == plain.own
+
+
+DRAWS = {
+    "numpy": lambda _, x: x * torch.as_tensor(np.random.uniform(size=6)).float(),
+    "numpy, behind a break": lambda _, x: broken(_, x) * torch.as_tensor(np.random.normal(size=6)).float(),
+    "a generator of Python": lambda net, x: x * net.dice.random(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads it
+@for_each("draw", DRAWS)
+def test_random_numbers_of_the_host_are_those_of_plain_calls(tape, draw):
+    ours, plain = two(DRAWS[draw])
+    for net in (ours, plain):
+        net.dice, net.items = random.Random(0), []
+    agree(ours, plain, CALLS + 3)
 
 
 class Looped(Net):

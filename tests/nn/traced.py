@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import random
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -39,11 +40,13 @@ def step(model, x, seed=0, **kwargs):
     """Return result, gradients, statistics and the next random numbers of a step."""
     torch.manual_seed(seed)
     random.seed(seed)
+    np.random.seed(seed)
     model.zero_grad()
     out = model(x, **kwargs)["scores"]
     out.square().sum().backward()
     grads = [p.grad for p in model.parameters()]
-    return [out.detach(), *grads, *model.buffers(), torch.rand(1), torch.tensor(random.random())]
+    dice = torch.tensor([random.random(), np.random.random()])
+    return [out.detach(), *grads, *model.buffers(), torch.rand(1), dice]
 
 
 def agree(ours, plain, times=1, shape=(5, 4), **kwargs):
