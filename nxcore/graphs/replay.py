@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.pair import viewed
+from nxcore.interop.internals import batched
 
 if TYPE_CHECKING:
     from nxcore.graphs.capture import Capture
@@ -64,11 +65,9 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
 
 def replayable(grad: Tensor) -> bool:
     """Return whether a backward graph can take the gradient of a result."""
-    functorch = torch._C._functorch  # neither vmap has a public test
     return not (
         torch.is_grad_enabled()  # for a second derivative
         or type(grad) is not Tensor
-        or functorch.is_legacy_batchedtensor(grad)
-        or functorch.is_functorch_wrapped_tensor(grad)
+        or batched(grad)
         or (grad.is_cuda and torch.cuda.is_current_stream_capturing())
     )

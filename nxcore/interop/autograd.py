@@ -272,7 +272,7 @@ def gradients(
     arguments = call.arguments(grad, mask, saved, numbers)
     # Grad mode is on here only with create_graph=True: the reference consists of torch's own
     # differentiable operators, a kernel doesn't.
-    batched = _is_batched(grad)  # such a tensor has no memory of its own
+    batched = internals.batched(grad)
     results = _run(call.reference if batched else None, call, arguments)
     if not batched and type(grad) is Tensor:  # others have no data pointer
         results = [_itself(r, grad) for r in results]
@@ -311,10 +311,6 @@ def _run(
         with autocast.disabled():
             return flatten(call.backward(*arguments))
     return flatten(call.backward(*arguments))
-
-
-def _is_batched(tensor: Tensor) -> bool:
-    return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_functorch_wrapped_tensor(tensor))
 
 
 OUTERMOST = 1

@@ -16,6 +16,12 @@ from torch.autograd import forward_ad
 functorch = torch._C._functorch
 """The internals of ``torch.func``: there is no public test for a tensor of a vmap."""
 
+
+def batched(tensor: Tensor) -> bool:
+    """Return whether a tensor is one of a vmap or another transform, which has no memory of its own."""
+    return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_functorch_wrapped_tensor(tensor))
+
+
 interpreter = functorch.peek_interpreter_stack
 """The innermost transform of ``torch.func``; None outside of all."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nxcore.graphs.branches import reader_of
-from nxcore.interop.internals import any_autocast, functorch
+from nxcore.interop.internals import any_autocast, batched
 from nxcore.nas.pending import version
 
 BLOCK, FILL = 65536, 132
@@ -80,7 +80,7 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         there = [g for g in grads if g is not None]
-        if torch.is_grad_enabled() or any(_without_memory(g) for g in there):
+        if torch.is_grad_enabled() or any(batched(g) for g in there):
             return None, *(None if g is None else g.to(ctx.dtype) for g in grads)
         found = iter(_cast(there, ctx.dtype))
         return None, *(None if g is None else next(found) for g in grads)
@@ -120,7 +120,3 @@ def _parts(to: Tensor, t: Tensor, *, few: bool) -> Iterator[tuple[Tensor, Tensor
         yield from zip(to.unbind(0), t.unbind(0), strict=True)
     else:
         yield to, t
-
-
-def _without_memory(grad: Tensor) -> bool:
-    return bool(functorch.is_legacy_batchedtensor(grad) or functorch.is_functorch_wrapped_tensor(grad))

@@ -12,7 +12,7 @@ from nxcore.context import PREFERENCE
 from nxcore.graphs.branches import one, total
 from nxcore.graphs.together import weights_of
 from nxcore.interop import autocast
-from nxcore.interop.internals import any_autocast, functorch
+from nxcore.interop.internals import any_autocast, batched
 from nxcore.session import default
 
 Window = tuple[int, int, int]
@@ -166,7 +166,7 @@ def _gradients(given: Sequence[_Given], eps: float, statistics: Sequence[Tensor]
 
     ``statistics`` are those of all norms, stacked; None where some are missing.
     """
-    if torch.is_grad_enabled() or any(_batched(g.grad) for g in given):
+    if torch.is_grad_enabled() or any(batched(g.grad) for g in given):
         # They will be differentiated, or have no memory: torch's own functions.
         return [_alone(g, eps, by_reference=True) for g in given]
     if any_autocast():  # which applies to the forward pass only
@@ -205,10 +205,6 @@ def _alone(g: _Given, eps: float, *, by_reference: bool = False) -> Grads:
         return list(run(g.grad, g.x, g.dw, g.pw, *g.window, True, g.mask))
     mask = (*g.mask, False, False)
     return list(run(g.grad, g.x, g.dw, g.pw, *g.norm, None, *g.window, True, eps, mask))[:3]
-
-
-def _batched(grad: Tensor) -> bool:
-    return bool(functorch.is_legacy_batchedtensor(grad) or functorch.is_functorch_wrapped_tensor(grad))
 
 
 @functools.cache
