@@ -70,6 +70,7 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "avg_pool2d": lambda n: (image(n), 3, 1, 1),
     "batch_norm": lambda n: (image(n), torch.ones(16), torch.zeros(16)),
     "batch_norm_sum": lambda n: ((image(n), image(n), image(n)), torch.ones(3), (True, False, True)),
+    "cross_entropy": lambda n: (torch.randn(100 + n, 64), torch.arange(100 + n) % 64),
     "column_sums": lambda n: (tuple(torch.randn(64, 100 + n) for _ in range(4)),),
     "conv2d": lambda n: (image(n, 4), torch.randn(8, 4, 3, 3), torch.randn(8), 1, 1),
     "depthwise_conv2d": lambda n: (image(n), torch.randn(16, 1, 3, 3), 1, 1),

@@ -104,6 +104,20 @@ class _Conv2d(Operator):
 
 conv2d: _Conv2d
 
+class _CrossEntropy(Operator):
+    def __call__(
+        self,
+        input: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor: ...
+
+cross_entropy: _CrossEntropy
+
 class _Cumsum(Operator):
     def __call__(self, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor: ...
 

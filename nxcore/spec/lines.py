@@ -72,6 +72,21 @@ class Lines:
         given = _whole(problem)
         return cls.of(axes, made or TensorMeta.row_major(shape, given[0].dtype, problem.device), *given)
 
+    @classmethod
+    def classes(cls, problem: Problem) -> Lines | None:
+        """Describe a loss by its logits' lines of classes: logits, targets, losses or their gradient, result.
+
+        Losses lie in the row-major order of the targets; the result is that of a gradient.
+        """
+        x, target = problem["input"], problem["target"]
+        axis = min(x.ndim - 1, 1)
+        if not problem.op.endswith("_backward"):
+            losses = TensorMeta.row_major(target.shape, torch.float32, problem.device)
+            return cls.of((axis,), x, *(_with_axis(meta, axis) for meta in (target, losses)))
+        grad = problem["grad"]
+        grads = _with_axis(grad, axis) if grad.ndim == target.ndim else grad
+        return cls.of((axis,), x, _with_axis(target, axis), grads, problem.outputs[0])
+
     def vectors(self, width: int) -> bool:
         """Return whether lines are whole vectors of ``width`` elements, and begin where vectors do."""
         return self.length % width == 0 and all(
@@ -83,6 +98,12 @@ def _collapsed(
     shape: tuple[int, ...], dims: Sequence[int], strides: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     return collapse([shape[d] for d in dims], *([s[d] for d in dims] for s in strides))
+
+
+def _with_axis(meta: TensorMeta, axis: int) -> TensorMeta:
+    """Return a tensor without the axis of lines as one that has it, with one entry."""
+    shape, strides = ((*n[:axis], one, *n[axis:]) for n, one in ((meta.shape, 1), (meta.strides, 0)))
+    return TensorMeta(shape, strides, meta.dtype, meta.device)
 
 
 def _whole(problem: Problem) -> list[TensorMeta]:
@@ -139,4 +160,22 @@ def last_axes(problem: Problem) -> Verdict:
     if Lines.rows(problem) is None:
         why = f"needs at most {KEPT} dimensions after merging beside the rows, got {problem['x'].strides}"
         return no(why, code=Code.LAYOUT)
+    return YES
+
+
+def of_classes(problem: Problem) -> Verdict:
+    """Take a loss of logits that are lines, of targets that are int64, and of dense weights.
+
+    >>> spec = nxcore.ops.cross_entropy.spec
+    >>> bool(of_classes(Problem.of(spec, spec.bind(torch.ones(2, 3), torch.tensor([0, 2])))))
+    True
+    """
+    target, weight = problem["target"], problem["weight"]
+    if target.dtype is not torch.int64:
+        return no(f"needs targets of torch.int64, got {target.dtype}", code=Code.DTYPE)
+    if weight is not None and not weight.is_contiguous():
+        return no(f"needs a weight without gaps, got strides {weight.strides}", code=Code.LAYOUT)
+    if Lines.classes(problem) is None:
+        why = f"needs at most {KEPT} dimensions after merging beside the classes"
+        return no(f"{why}, got strides {problem['input'].strides}", code=Code.LAYOUT)
     return YES

@@ -1,6 +1,19 @@
 """Mutations of the kernels of lines, in every toolkit."""
 
-from tests.hostile.mutations import AXIS, AXIS_BACK, BITS, LAST, MASK, NAN, STRIDE, TOP, Edit, Mutation, one
+from tests.hostile.mutations import (
+    AXIS,
+    AXIS_BACK,
+    BITS,
+    LAST,
+    LOSSES,
+    MASK,
+    NAN,
+    STRIDE,
+    TOP,
+    Edit,
+    Mutation,
+    one,
+)
 from tests.hostile.of_cuda import MISALIGNED, half
 from tests.hostile.of_numba import ROUND
 from tests.hostile.of_triton import HALF
@@ -8,9 +21,11 @@ from tests.hostile.of_triton import HALF
 ALL = (*AXIS, *AXIS_BACK)
 """What is computed along one axis."""
 
-EVERY = (*ALL, *LAST)
+EVERY, SEEN = (*ALL, *LAST), (*AXIS, *LOSSES)
 
 REASSOC = '@threads.jit(fastmath={"contract", "reassoc"})\n'
+
+SUMS = ("of_line(total, l.lanes", "of_line(total, a.l.lanes")
 
 CUDA = (
     Mutation(
@@ -25,19 +40,17 @@ CUDA = (
         why="squares are beyond the largest float16",
     ),
     one(MASK, "lines.cuh", EVERY, "return line < l.count ? l.length : 0;", "return l.length;"),
-    one(
+    Mutation(
         BITS,
         "softmaxes.cu",
-        ALL,
-        "total = of_line(total, a.l.lanes, Add());",
-        f"total = {half('of_line(total, a.l.lanes, Add())')};",
-        count=2,
+        (*ALL, LOSSES[1]),
+        tuple(Edit(f"{line}, Add())", half(f"{line}, Add())")) for line in SUMS),
         likely="wide_result",
     ),
     Mutation(
         STRIDE,
         "lines.cuh",
-        EVERY,
+        (*EVERY, *LOSSES),
         (
             Edit("one[0] = line[i * entry]", "one[0] = line[i]"),
             Edit("line[i * entry] = values", "line[i] = values"),
@@ -47,7 +60,7 @@ CUDA = (
     Mutation(
         TOP,
         "softmaxes.cu",
-        AXIS,
+        SEEN,
         (
             Edit("above == minus_infinity() ? 0.0f : above;", "0.0f;"),
             Edit("        top = above;\n", "        top = 0.0f;\n"),
@@ -56,7 +69,7 @@ CUDA = (
     one(
         NAN,
         "softmaxes.cu",
-        AXIS,
+        SEEN,
         "power(widen(v[e]) - base)",
         "is_nan(widen(v[e])) ? 0.0f : power(widen(v[e]) - base)",
     ),
@@ -75,7 +88,7 @@ TRITON = (
     Mutation(
         BITS,
         "softmaxes.py",
-        ALL,
+        (*ALL, LOSSES[1]),
         (
             Edit("    return above, total", f"    return above, total{HALF}"),
             Edit("tl.sum(g if LOG else g * v, 1)", f"tl.sum(g if LOG else g * v, 1){HALF}"),
@@ -83,11 +96,11 @@ TRITON = (
         ),
         likely="longer",
     ),
-    Mutation(STRIDE, "lines.py", EVERY, (Edit("column[None, :] * entry", "column[None, :]", 2),)),
+    Mutation(STRIDE, "lines.py", (*EVERY, *LOSSES), (Edit("column[None, :] * entry", "column[None, :]", 2),)),
     Mutation(
         TOP,
         "softmaxes.py",
-        AXIS,
+        SEEN,
         (
             Edit('base = tl.where(above == float("-inf"), 0.0, above)', "base = tl.zeros_like(above)"),
             Edit("    return above, total", "    return tl.zeros_like(above), total"),
@@ -96,7 +109,7 @@ TRITON = (
     one(
         NAN,
         "softmaxes.py",
-        AXIS,
+        SEEN,
         "    above = tl.maximum(top",
         '    x = tl.where(x == x, x, float("-inf"))\n    above = tl.maximum(top',
     ),
@@ -127,7 +140,7 @@ NUMBA = (
     Mutation(
         BITS,
         "softmaxes.py",
-        ALL,
+        (*ALL, LOSSES[1]),
         (
             Edit(REASSOC + "def powers(", "@threads.jit\ndef powers("),
             Edit(REASSOC + "def added(", "@threads.jit\ndef added("),

@@ -28,6 +28,7 @@ from nxcore.spec.sample import Sample
 from nxcore.testing import rules
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
 from tests.hostile import (
+    cross_entropy,
     lines,
     of_cuda,
     of_cuda_norm,
@@ -88,8 +89,8 @@ class Plugin:
         return Path(spec.origin).parent
 
 
-NUMBA = (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA)
-TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON, *lines.TRITON)
+NUMBA = (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA, *cross_entropy.NUMBA)
+TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON, *lines.TRITON, *cross_entropy.TRITON)
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", NUMBA),
     "triton": Plugin("nxcore_triton", "triton", "triton.runtime.interpreter", TRITON),
@@ -99,7 +100,7 @@ PLUGINS = {
         "ctypes",
         (
             *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
-            *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA),
+            *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA, *cross_entropy.CUDA),
         ),
     ),
     "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),

@@ -35,6 +35,7 @@ ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backwar
 SCANS = ("cumsum", "cumsum_backward")
 AXIS, AXIS_BACK = ("softmax", "log_softmax"), ("softmax_backward", "log_softmax_backward")
 LAST = tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward"))
+LOSSES = ("cross_entropy", "cross_entropy_backward")
 SCATTERS = ("index_add", "embedding_dense_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
@@ -61,6 +62,7 @@ OPS = (
     *AXIS,
     *AXIS_BACK,
     *LAST,
+    *LOSSES,
     *SCATTERS,
     *SEPARABLE,
     *NORMS,
@@ -97,6 +99,7 @@ NOT_IN = {
         *AXIS,
         *AXIS_BACK,
         *LAST,
+        *LOSSES,
         *SCATTERS,
         *NORMS,
         *BLOCKS,
@@ -175,7 +178,7 @@ PASSES_NAN = "NaN passes through its arithmetic: no line treats it"
 SHORT = "a row has few terms: rounded on their way, they stay within what the result's own 16 bits lose"
 
 NONE_SUCH = {
-    **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS, *AXIS)},
+    **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS, *AXIS, *LOSSES)},
     **{(op, BITS): SHORT for op in ROWS},
     **{(op, BITS): NEVER_ADDS for op in (*FOLDS, *LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK)},
     **{

@@ -145,6 +145,13 @@ def _layer(x: Tensor, size: Any, weight: Any = None, bias: Any = None, eps: floa
     return x, tuple(size), weight, bias, eps
 
 
+def _loss(x: Tensor, target: Tensor, weight: Any = None, **how: Any) -> tuple[Any, ...]:
+    if target.is_floating_point():
+        raise LeftOutError("classes' probabilities are torch's alone")
+    ignored, smoothing = how.get("ignore_index", -100), how.get("label_smoothing", 0.0)
+    return x, target, weight, ignored, how.get("reduction", "mean"), smoothing
+
+
 def _one(x: Tensor) -> tuple[Any, ...]:
     return x, None
 
@@ -203,6 +210,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.rms_norm": ("rms_norm", _last),
     "nn.functional.layer_norm": ("layer_norm", _layer),
     "log_softmax": ("log_softmax", _along),
+    "nn.functional.cross_entropy": ("cross_entropy", _loss),
     **ACTIVATIONS,
 }
 """By torch's name in the database: the operator, and its arguments from those of a sample."""

@@ -18,6 +18,7 @@ LEAST = {
     "add": 300,
     "avg_pool2d": 20,
     "batch_norm": 10,
+    "cross_entropy": 40,
     "cumsum": 10,
     "depthwise_conv2d": 80,
     "elu": 60,

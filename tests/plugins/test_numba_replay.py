@@ -19,7 +19,7 @@ EXTENSION = native.found().extension
 if EXTENSION is None:
     pytest.skip(f"nxcore-native: {native.found().detail}", allow_module_level=True)
 
-KERNELS = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
+KERNELS = {k.op: k for k in nxcore_numba.KERNELS if k.replay and not k.variant}
 SPECS = {spec.name: spec for spec in nxcore_ops()}
 # Numba compiles each kernel anew for these: seconds.
 IN_16_BITS = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.bfloat16)]

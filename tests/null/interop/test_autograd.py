@@ -41,6 +41,8 @@ CASES = {
     "mean_all": ("mean", lambda: (double(4, 5),), {}),
     "amax": ("amax", lambda: (double(4, 5, 3), (0, 2)), {}),
     "amin": ("amin", lambda: (double(4, 5, 3), -1), {"keepdim": True}),
+    "loss": ("cross_entropy", lambda: (double(4, 5), torch.arange(4)), {"label_smoothing": 0.2}),
+    "losses": ("cross_entropy", lambda: (double(4, 5), torch.arange(4) % 2), {"reduction": "none"}),
     "rms_norm": ("rms_norm", lambda: (double(3, 4), (4,), double(4)), {}),
     "layer_norm": ("layer_norm", lambda: (double(3, 4), (4,), double(4), double(4)), {}),
     "min": ("min", lambda: (double(4, 5, 3), -1), {"keepdim": True}),

@@ -120,6 +120,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
     "index_add": lambda i: (torch.randn(4 + i, 5 + 2 * i), 0, ROWS, torch.randn(3, 5 + 2 * i)),
     # From what isn't worth asking whether its gradient is wanted to what is.
     "weighted_sum": lambda i: ([torch.randn(2 + i, 20_000 * (i + 1)) for _ in range(3)], torch.randn(3)),
+    "cross_entropy": lambda i: (torch.randn(4 + i, 3 + 2 * i), torch.arange(4 + i) % 3),
     "rms_norm": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,), torch.randn(3 + 2 * i)),
     "layer_norm": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,), *torch.randn(2, 3 + 2 * i)),
     **dict.fromkeys(

@@ -118,6 +118,8 @@ KERNELS = kernels(
             for op in ("softmax", "log_softmax")
             for back in ("", "_backward")
         },
+        "cross_entropy": accepts.losses,
+        "cross_entropy_backward": {"accepts": accepts.losses, "target": "cross_entropy:plan_backward"},
         "pointwise_conv2d": {"accepts": accepts.points, "verified_on": POINTS},
         "pointwise_conv2d_backward": {"accepts": accepts.points, "verified_on": POINTS},
         "sep_conv2d": {"accepts": accepts.separable_convolution, "verified_on": PLANES},

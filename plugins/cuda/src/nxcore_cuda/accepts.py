@@ -28,6 +28,7 @@ from nxcore.plugin import (
     merged,
     needs,
     no,
+    of_classes,
     one_axis,
     overlaps,
     simulated,
@@ -316,6 +317,7 @@ convolutions = takes(
 rows = takes(rows=LONGEST, one_gradient=True)
 axis = takes(one_axis)
 last = takes(last_axes)
+losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
 summed = takes(summed_rows, dtypes=(*FLOATS, torch.int32, torch.int64))
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),

@@ -22,14 +22,18 @@ __device__ __forceinline__ float power(float x) {
 #endif
 }
 
-template <typename T, typename O, int V, bool LOG>
-__device__ __forceinline__ void softmaxes(const softmaxes_args& a) {
-  const long long line = own_line(a.l.lanes);
-  const Kept<T, V> x(a.x, a.l, line, 0, dynamic_shared<char>());
+// Of a line: its largest entry, and the sum of exponentials of distances from it.
+struct Seen {
+  float top, total;
+};
+
+// Reads a line in one pass; each of its threads knows the result. Every thread calls it.
+template <typename T, int V, int TENSORS>
+__device__ __forceinline__ Seen seen(const Kept<T, V>& x, const lines<TENSORS>& l, long long line) {
   // Of what this thread has seen: the largest, and the sum of exponentials of distances from it.
   float top = minus_infinity(), total = 0.0f;
   each_read(
-      a.l, line,
+      l, line,
       [&](const Vector<T, V>& v) {
         float above = top;
 #pragma unroll
@@ -41,17 +45,24 @@ __device__ __forceinline__ void softmaxes(const softmaxes_args& a) {
         top = above;
       },
       x);
-  const float all = of_line(top, a.l.lanes, Larger());
+  const float all = of_line(top, l.lanes, Larger());
   total *= top == minus_infinity() && total == 0.0f ? 0.0f : power(top - all);
-  total = of_line(total, a.l.lanes, Add());
-  const float scale = LOG ? logf(total) : 1.0f / total;
+  return {all, of_line(total, l.lanes, Add())};
+}
+
+template <typename T, typename O, int V, bool LOG>
+__device__ __forceinline__ void softmaxes(const softmaxes_args& a) {
+  const long long line = own_line(a.l.lanes);
+  const Kept<T, V> x(a.x, a.l, line, 0, dynamic_shared<char>());
+  const Seen row = seen(x, a.l, line);
+  const float scale = LOG ? logf(row.total) : 1.0f / row.total;
   O* y = line_of<O>(a.y, a.l, line, 1);
   each_own(a.l, line, [&](int k, long long i) {
     const Vector<T, V> v = x.again(k, i);
     Vector<O, V> made;
 #pragma unroll
     for (int e = 0; e < V; ++e) {
-      const float below = widen(v[e]) - all;
+      const float below = widen(v[e]) - row.top;
       made[e] = narrow<O>(LOG ? below - scale : power(below) * scale);
     }
     store_entries<V>(y, i, a.l.entry[1], made);

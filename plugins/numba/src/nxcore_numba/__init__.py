@@ -50,6 +50,8 @@ def _rows(needs: Mapping[str, Need], targets: Mapping[str, str]) -> dict[str, An
         for op in accepts.FAMILIES[family]:
             target = {"target": targets[op]} if op in targets else {}
             rows[op] = {"accepts": need, "in_place_safe": op == "add", **target}
+            if family == "losses":  # a replay wouldn't see that targets are out of bounds
+                rows[op]["replay"] = ""
     return rows
 
 

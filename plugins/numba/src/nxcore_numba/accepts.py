@@ -26,6 +26,7 @@ from nxcore.plugin import (
     last_axes,
     needs,
     no,
+    of_classes,
     one_axis,
 )
 from nxcore_numba import dims
@@ -129,6 +130,7 @@ CPU = _table(_on_cpu, at_most(dims.DIMS, "dimensions that can't be merged", _dim
     "filters": _on_cpu(),
     "axis": _on_cpu(one_axis),
     "last": _on_cpu(last_axes),
+    "losses": _on_cpu(of_classes, dtypes=(*FLOATS, torch.int64)),
     "rows": _on_cpu(rows=math.inf, one_gradient=True),
     "norm": _on_cpu(channels=dims.KINDS),
 }
@@ -180,6 +182,7 @@ FAMILIES = {
     "convolution": ("conv2d", "conv2d_backward"),
     "axis": tuple(f"{op}{back}" for op in ("softmax", "log_softmax") for back in ("", "_backward")),
     "last": tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward")),
+    "losses": ("cross_entropy", "cross_entropy_backward"),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }
@@ -192,6 +195,7 @@ TARGETS = {
     **dict.fromkeys(FAMILIES["folds"], "fold:plan"),
     **dict.fromkeys(FAMILIES["axis"], "softmaxes:plan"),
     **{op: "norms:plan_backward" if "back" in op else "norms:plan" for op in FAMILIES["last"]},
+    "cross_entropy_backward": "cross_entropy:plan_backward",
     "add_backward": "add:plan_backward",
     "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
     "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",

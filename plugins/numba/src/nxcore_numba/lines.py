@@ -3,7 +3,9 @@
 # mypy: ignore-errors
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from nxcore_numba import threads
 from nxcore_numba.functions import bits, number
@@ -17,6 +19,17 @@ PARTS = 256
 
 RUN = 4096
 """Entries that are added up in float32; the sums of runs are added up in float64."""
+
+
+@intrinsic
+def whole(typingctx, address, index):
+    """Return ``address[index]`` of a tensor of int64."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load(builder.gep(pointer, [args[1]], inbounds=True))
+
+    return types.int64(types.int64, types.int64), codegen
 
 
 @threads.jit

@@ -133,6 +133,8 @@ KERNELS = kernels(
             for op in ("softmax", "log_softmax")
             for back in ("", "_backward")
         },
+        "cross_entropy": accepts.losses,
+        "cross_entropy_backward": {"accepts": accepts.losses, "target": "cross_entropy:plan_backward"},
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
     },

@@ -23,6 +23,7 @@ from nxcore.plugin import (
     merged,
     needs,
     no,
+    of_classes,
     one_axis,
 )
 from nxcore_triton import tile
@@ -110,6 +111,7 @@ rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
 axis = takes(one_axis)
 scan = takes(_halves, one_axis)
 last = takes(last_axes)
+losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
 norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
     at_most(2**30 - 1, "values of a channel", lambda problem: problem["x"].numel() // problem["x"].shape[1]),
