@@ -1,6 +1,5 @@
 """Mutations of the kernels of cross_entropy, in every toolkit; those of lines stand in ``lines``."""
 
-from tests.hostile.lines import REASSOC
 from tests.hostile.mutations import BITS, LOSSES, MASK, NAN, STRIDE, TOP, Edit, Mutation, one
 from tests.hostile.of_cuda import half
 from tests.hostile.of_numba import ROUND
@@ -57,7 +56,7 @@ NUMBA = (
         "cross_entropy.py",
         LOSSES[:1],
         (
-            Edit(REASSOC + "def summed(", "@threads.jit\ndef summed("),
+            Edit('@threads.jit(fastmath={"contract", "reassoc"})\ndef summed(', "@threads.jit\ndef summed("),
             Edit(ADDED, f"{ADDED}            {ROUND.format('total')}\n"),
         ),
         likely="longer",

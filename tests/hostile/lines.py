@@ -1,19 +1,7 @@
 """Mutations of the kernels of lines, in every toolkit."""
 
-from tests.hostile.mutations import (
-    AXIS,
-    AXIS_BACK,
-    BITS,
-    LAST,
-    LOSSES,
-    MASK,
-    NAN,
-    STRIDE,
-    TOP,
-    Edit,
-    Mutation,
-    one,
-)
+from tests.hostile.cross_entropy import LOSSES
+from tests.hostile.mutations import AXIS, AXIS_BACK, BITS, LAST, MASK, NAN, STRIDE, TOP, Edit, Mutation, one
 from tests.hostile.of_cuda import MISALIGNED, half
 from tests.hostile.of_numba import ROUND
 from tests.hostile.of_triton import HALF

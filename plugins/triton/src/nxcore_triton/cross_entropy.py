@@ -1,4 +1,4 @@
-"""cross_entropy: a program has whole lines in registers, or reads parts of a longer one twice"""
+"""cross_entropy: a program has whole lines in registers, or reads parts of a longer one twice."""
 
 # mypy: ignore-errors
 
