@@ -39,6 +39,7 @@ from tests.hostile import (
     of_products,
     of_triton,
     scans,
+    softmaxes,
 )
 from tests.hostile.mutations import BITS, MASK, NAN, STRIDE, TOP, Mutation
 from tests.interpreter import keep_bookkeeping
@@ -89,8 +90,11 @@ class Plugin:
         return Path(spec.origin).parent
 
 
-NUMBA = (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA, *cross_entropy.NUMBA)
-TRITON = (*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON, *lines.TRITON, *cross_entropy.TRITON)
+NUMBA = (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA, *softmaxes.NUMBA, *cross_entropy.NUMBA)
+TRITON = (
+    *(*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON),
+    *(*lines.TRITON, *softmaxes.TRITON, *cross_entropy.TRITON),
+)
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", NUMBA),
     "triton": Plugin("nxcore_triton", "triton", "triton.runtime.interpreter", TRITON),
@@ -100,7 +104,7 @@ PLUGINS = {
         "ctypes",
         (
             *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
-            *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA, *cross_entropy.CUDA),
+            *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA, *softmaxes.CUDA, *cross_entropy.CUDA),
         ),
     ),
     "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),
