@@ -21,6 +21,7 @@ def test_processes_are_started_only_where_nobody_is_surprised(monkeypatch, tmp_p
         assert workers.allowed(settings) == most, f"{cores} cores"
     assert workers.allowed(Settings(cache=tmp_path, workers=3)) == 3
     assert workers.allowed(Settings(cache=tmp_path, workers=0)) == 0
+    assert workers.allowed(Settings(cache=tmp_path, workers=3, jit=False)) == 0, "nothing is compiled"
     assert workers.allowed(Settings()) == 0, "nothing is kept"
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_allowed, args=(there, settings))

@@ -87,20 +87,3 @@ def test_tuning_says_so(machine, capsys):
     tables.tune({"rows": [row.to_dict()], "stopped": "", "left": 0})
     assert "inconclusive add small" in " ".join(capsys.readouterr().out.split())
     assert session.wisdom.read(ADD) is None
-
-
-def test_a_known_problem_keeps_its_verdict_where_a_new_kernel_was_raced_on_a_busy_machine(
-    machine, monkeypatch
-):
-    session, state = machine
-    state["fault"] = ""
-    session.op("add")(X, X)
-    page = session.wisdom.read(ADD)
-    recall, kernels = session.chooser.recall, session.tuner.taking_part("add")
-    state["fault"] = WHY
-    known = [page.decision[b.label(k)] for b, k in kernels if b.name == "torch"]
-    new = [(b, k) for b, k in kernels if b.name != "torch"]
-    joined = recall._joined(ADD, (X, X, 1, None), page, known, new)
-    why = joined.decision["fast"].refusal.reason
-    assert why.startswith("not measured: no decision, the machine was busy")
-    assert session.wisdom.read(ADD) == page

@@ -40,16 +40,3 @@ def test_a_verdict_outlives_a_noisy_race_with_a_new_kernel(machine):
     found = machine.chosen(fast=50, new=20)
     assert (machine.raced, found.chosen) == ([["new", "torch"]], "fast")
     assert "the A/A noise is " in found["new"].refusal.reason
-
-
-def test_a_verdict_serves_where_a_later_race_is_noisy(machine):
-    """As where two processes race one problem, and the noisy one ends last."""
-    known = machine.chosen(fast=50)
-    machine.noise = 7.5
-    session = machine.process(fast=50)
-    problem = Problem.of(SPECS["add"], (X, X, 1, None))
-    noisy_one = session.tuner.choose(problem, (X, X, 1, None))
-    assert noisy_one.decision.rule == "inconclusive"
-    served = session.chooser.recall.kept(problem, (X, X, 1, None), noisy_one)
-    assert (served.decision.chosen, served.decision.noise) == ("fast", known.noise)
-    assert page_of(machine).decision.chosen == "fast"

@@ -5,7 +5,6 @@ import torch
 
 from nxcore.choose.learn.exploration import MET
 from nxcore.choose.pairs import Pairs
-from nxcore.choose.workers import allowed
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.offline import ahead
 from nxcore.session import Session
@@ -106,12 +105,6 @@ def test_a_kernel_that_announces_nothing_is_refused(world):
     assert "doesn't announce" in found["fast"].refusal.reason
     with pytest.raises(UnsupportedProblemError, match="NXCORE_NO_JIT"):
         world(jit=False, announces=False).op("add", backend="fast")(X, X)
-
-
-def test_without_compiling_there_are_no_workers(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    assert allowed(Settings(cache=tmp_path, workers=3)) == 3
-    assert allowed(Settings(cache=tmp_path, workers=3, jit=False)) == 0
 
 
 @pytest.mark.parametrize("policy", ["auto", "measure"])

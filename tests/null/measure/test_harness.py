@@ -138,18 +138,6 @@ def test_what_is_faster_is_found(way, world, faster, least):
     assert found.count("other") >= least * len(found)
 
 
-@for_each("world", WORLDS)
-@for_each("times", [1.10, 1.05, 1.03, 1 / 1.03, 1 / 1.10, 0.5])
-def test_learning_from_calls_comes_to_what_a_race_comes_to(world, times):
-    both = [
-        [way(World(seed, **WORLDS[world]), other=TORCH_US * times).chosen for seed in SEEDS]
-        for way in (measured, learnt)
-    ]
-    differ = sum(a != b for a, b in zip(*both, strict=True))
-    near = abs(math.log(times)) < math.log(1.04)  # within the margin's reach both may stay with torch
-    assert differ <= (len(SEEDS) // 2 if near and times < 1 else 0)
-
-
 @WAYS
 @pytest.mark.parametrize("others", [1, 4])
 def test_of_200_cells_without_a_difference_no_more_are_won_than_the_bound_allows(way, others):
