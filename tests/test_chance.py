@@ -1,5 +1,7 @@
-"""``benchmarks/chance.py``: where found cells are among random ones, and a run of the least."""
+"""``benchmarks/chance.py``: where found cells are among random ones, and all of it at the least size."""
 
+import html
+import itertools
 import json
 import os
 import subprocess
@@ -9,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chance
-from nxcore import nas
 
 SCRIPT = Path(chance.__file__)
 
@@ -18,35 +19,45 @@ def rows(values):
     return [{"name": name, "seed": 0, "correct": value} for name, value in values.items()]
 
 
-def test_a_found_cell_is_placed_among_random_ones():
+def test_found_cells_are_placed_among_random_ones():
     random = {f"random {i}": 0.90 + i / 1000 for i in range(21)}
-    found = chance.summary(rows(random | {"best": 0.93, "usual": 0.905}), ["best", "usual"])
+    found = chance.summary(rows(random | {"found 0": 0.93, "found 1": 0.905}))
     assert found["mean"] == pytest.approx(0.910)
     assert found["percentile_95"] == pytest.approx(0.919)
-    assert found["found"]["best"]["beats"] == 21
-    assert found["found"]["usual"]["beats"] == 5
-    twice = rows({"random 0": 0.5, "random 1": 0.5, "it": 0.4}) + rows({"it": 0.8})
-    assert chance.summary(twice, ["it"])["found"]["it"]["correct"] == pytest.approx(0.6), "the mean of seeds"
+    assert [its["beats"] for its in found["found"].values()] == [21, 5]
+    assert chance.verdict(found).startswith(
+        "The search does not beat chance: the found cells' mean is 91.75%, "
+    )
+    assert "1 of 2 are above it" in chance.verdict(found)
+    better = chance.summary(rows(random | {"found 0": 0.93, "found 1": 0.92}))
+    assert chance.verdict(better).startswith("The search beats chance: ")
+    twice = rows({"random 0": 0.5, "random 1": 0.5, "found 0": 0.4}) + rows({"found 0": 0.8})
+    assert chance.summary(twice)["found"]["found 0"]["correct"] == pytest.approx(0.6), "the mean of weights"
 
 
 @pytest.mark.slow
-def test_two_processes_train_all_cells_alike(tmp_path):
+def test_one_command_searches_retrains_and_compares_and_goes_on_where_it_was_killed(tmp_path):
     pytest.importorskip("sklearn", reason="an extra")
-    preset = nas.PRESETS["darts"]
-    ((_, genotype),) = chance.entrants(preset, [], 1)
-    file, output = tmp_path / "result.json", tmp_path / "chance.json"
-    file.write_text(json.dumps({"genotype": genotype._asdict()}))
-    least = ("retrain_C=2", "retrain_layers=1", "pad=1", "flip=false", "cutout=0", "retrain_autocast=false")
-    words = ["--data", "digits", "--found", file, "--genotypes", 2, "--epochs", 1, "--processes", 2]
-    words += ["--device", "cpu", "--output", output, "--set", *least, "retrain_batch=1000"]
-    words = [*map(str, words)]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, check=False, env=alone
+    least = "C=2 batch=500 retrain_batch=1000 retrain_C=2"
+    search = "--preset tiny --epochs 1 --retrain-epochs 1 " + " ".join(
+        f"--set {one}" for one in least.split()
     )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(output.read_text())
-    assert {row["name"] for row in report["rows"]} == {str(file), "random 0", "random 1"}
-    by_name = {row["name"]: row["correct"] for row in report["rows"]}
-    assert by_name[str(file)] == by_name["random 0"], "the same cell"
-    assert "random cells: mean" in done.stdout
+    short = "retrain_C=2 retrain_layers=1 pad=1 flip=false cutout=0 retrain_autocast=false retrain_batch=1000"
+    words = ["--data", "digits", "--seeds", 2, "--genotypes", 2, "--epochs", 1, "--at-once", 2]
+    words += ["--device", "cpu", "-o", tmp_path, "--search", search, "--set", *short.split()]
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    how = {"text": True, "env": os.environ | {"OMP_NUM_THREADS": "1"}, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **how) as running:
+        seen = list(itertools.takewhile(lambda line: not line.startswith("{"), running.stdout))
+        running.kill()
+    assert any("seed-1: retraining 1/1" in line for line in seen)
+    done = subprocess.run(command, **how, check=True).stdout
+    assert "seed-1" not in done, "no search is repeated"
+    report = json.loads((tmp_path / "chance.json").read_text())
+    names = [(row["name"], row["seed"]) for row in report["rows"]]
+    wanted = itertools.product(("found 0", "found 1", "random 0", "random 1"), (0, 1))
+    assert sorted(names) == sorted(wanted)
+    assert done.count('{"name"') < len(names), "what had ended is read"
+    assert done.splitlines()[-1] == chance.verdict(report)
+    assert len(report["searches"]) == 2
+    assert chance.verdict(report) in html.unescape((tmp_path / "chance.html").read_text(encoding="utf-8"))
