@@ -34,8 +34,11 @@ def _lane(steps: Iterator[Row], device: torch.device) -> Iterator[Row]:
 
     Graphs of one recorder wait for each other, so a lane on a GPU has its own.
     """
-    on_gpu = device.type == "cuda"
-    stream, recorder = (torch.cuda.Stream(device), CudaRecorder(device)) if on_gpu else (None, None)
+    stream, recorder = None, None
+    if device.type == "cuda":
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))  # what is there already
+        recorder = CudaRecorder(stream.device)  # it has an index, as a tensor's device has
     random, count = torch.get_rng_state(), torch.get_num_threads()
     while True:
         with torch.random.fork_rng([]), threads(count), torch.cuda.stream(stream), recording(recorder):
