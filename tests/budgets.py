@@ -69,7 +69,7 @@ ADDED_PAGES = frozenset(
         "0095-libraries",
     )
 )
-ADDED_SCRIPTS = frozenset(("calibrate", "chance"))
+ADDED_SCRIPTS = frozenset(("calibrate", "chance", "grown"))
 
 
 class Budget(NamedTuple):
