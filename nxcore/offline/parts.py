@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from nxcore.nn import watching
+from nxcore.nn.exchange import with_watch
 from nxcore.program import front
 
 
@@ -45,5 +46,7 @@ def parts_of(model: nn.Module) -> tuple[Part, ...]:
     breaks = dict.fromkeys(p.broken for p, _ in programs if p.broken)
     found += [Part("code between graphs", why=why) for why in breaks]
     if whole is not None and not found:
-        found.append(Part("the model", why=whole.state.removeprefix("runs: ")))
+        seen = with_watch(watching.stepped(own))
+        why = whole.state.removeprefix("runs: ") if seen else "its class was changed since accelerate"
+        found.append(Part("the model", why=why))
     return tuple(found)

@@ -64,6 +64,8 @@ def test_a_model_that_is_not_replayed_says_why(tape):
     ]
     part(ours).end("enough")
     assert nxcore.status(ours).parts[0].why == "enough"
+    ours.__class__ = type("Sharded", (type(plain),), {})  # as ``fully_shard`` does
+    assert nxcore.status(ours).parts[0].why == "its class was changed since accelerate"
 
 
 def test_any_other_model_has_none():
