@@ -5,14 +5,16 @@ the same few numbers at every operation. What is computed stays the same.
 """
 
 import inspect
+import os
 import sys
 import threading
 from typing import Any
 
 
 def keep_bookkeeping() -> None:
-    """Have the interpreter, once it is there, keep what it would work out again."""
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    """Have the interpreter, once it is there, keep what it would work out again; not so the compiler."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    interpreter: Any = sys.modules.get("triton.runtime.interpreter") if interpreted else None
     remap = getattr(interpreter, "_patch_lang", None)  # private: another release may have none
     if remap is None or remap.__module__ == __name__:
         return

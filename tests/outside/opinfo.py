@@ -1,9 +1,11 @@
 """Torch's own test samples of the operators that torch has, run on nxcore's; prints what came of it as JSON.
 
-A script, run in a process of its own: importing the database freezes cudnn's flags and takes seconds. The
+Run in a process of its own: importing the database freezes cudnn's flags and takes seconds. The
 database is private to torch, and a floor only: its samples are small.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import sys
@@ -26,6 +28,7 @@ from nxcore.settings import Settings
 from nxcore.spec.problem import leaves
 from nxcore.trust.gate import Held
 from nxcore.trust.truth import agreement
+from tests.interpreter import keep_bookkeeping
 
 try:
     from torch.testing._internal.common_methods_invocations import op_db
@@ -313,6 +316,9 @@ def main() -> None:
     """Run the samples on the default choice and on each backend that is ready; print the tallies."""
     warnings.simplefilter("ignore")  # torch's, of even kernels with padding="same"
     torch.set_num_threads(1)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton.runtime.interpreter")
+    keep_bookkeeping()
     # A choice among simulated backends would verify each of them, for kernels that it never chooses.
     quick = Effort(looks=(12,), warm_s=1e-4, budget_s=0.05)
     choosing = Session(Settings(backends=frozenset({"numba"}), policy="measure"), effort=quick)

@@ -53,11 +53,15 @@ WITHOUT = {("matmul", "numba"), ("cumsum", "numba"), ("index_add", "numba"), ("i
 @pytest.fixture(scope="module")
 def tallies() -> dict[str, Any]:
     """What came of the samples: operator -> backend -> counts, reasons and failures."""
-    script = Path(__file__).with_name("opinfo.py")
     # Numba's simulator of CUDA takes seconds a call; its kernels are held to the spec's own samples.
     env = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
     ran = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=ROOT, env=env
+        [sys.executable, "-m", "tests.outside.opinfo"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=env,
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
