@@ -52,6 +52,9 @@ those that the kernels chosen for them lead to. The few that these lead to are m
 MOST = 4096
 """The most signatures whose calls are counted."""
 
+REPLAYS = 1000
+"""Replays after which a call runs once, so that the watches of its kernels see it."""
+
 LIMIT = 4
 """The most captures, for further signatures or in place of invalid ones."""
 
@@ -96,6 +99,7 @@ class Part:
         self._calls = 0
         self._made, self._refusal, self._why = 0, "", ""
         self._waits = False  # for problems that are measured beside the program
+        self._replays, self._convictions = 0, 0
         self._patience = PATIENCE
         self._lock = threading.RLock()
 
@@ -194,6 +198,10 @@ class Part:
                 if capture.late >= AGAIN:  # another part was captured again, and precedes it in a step
                     self._captures.pop(key, None)
                 return self.run(module, *tensors)
+            self._replays += 1
+            if self._replays >= REPLAYS and default().chooser.watches.owed():
+                self._replays = 0
+                return self.run(module, *tensors)
             if self._begin(capture, tensors):
                 found = replay(capture, module, *tensors, *capture.inside.parameters)
                 if found is not None:
@@ -212,6 +220,11 @@ class Part:
 
     def _standing(self, key: Any) -> Capture | None:
         """Return the capture of this signature that is valid for the module's present state."""
+        if self._convictions != (
+            now := default().chooser.watches.convictions
+        ):  # of kernels that are replayed?
+            self._convictions = now
+            self.clear()
         captures = self._captures.get(key)
         if not captures:
             return None

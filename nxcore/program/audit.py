@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.dice import hosts, put_hosts_back
+from nxcore.graphs.part import REPLAYS
 from nxcore.graphs.recorder import Recorder
 from nxcore.interop.internals import gradients
 from nxcore.program.rounding import Rounded, judged
 
-FACTOR, EVERY = 4, 4096
+FACTOR, EVERY = 4, REPLAYS
 """How many times as late each audit comes as the one before; and the most replays between two of them."""
 
 Convict = Callable[[str], None]

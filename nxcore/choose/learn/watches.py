@@ -66,7 +66,7 @@ class Watches:
         self._free: dict[torch.device, tuple[int, float]] = {}
         self._lock = threading.RLock()
         self.thread: threading.Thread | None = None
-        self.asides = 0
+        self.asides, self.convictions = 0, 0
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -122,6 +122,7 @@ class Watches:
             for other in self._known.values():
                 if other.kernel is watch.kernel and other.problem.dtype == watch.problem.dtype:
                     other.end(reason)
+        self.convictions += 1
         self._convicted(watch, reason)
         instead = (
             "it serves no more calls"
@@ -186,6 +187,14 @@ class Watches:
         if left is None or self._pending:
             return None if left is None else LEAST_S
         return max(LEAST_S, left)
+
+    def owed(self) -> bool:
+        """Return whether an audit of any kernel is due, and let the next calls of it be watched."""
+        with self._lock:
+            due = [rota for rota in self._rotas.values() if rota.due and rota.turns]
+            for rota in due:
+                rota.arm()
+        return bool(due)
 
     def arm(self) -> bool:
         """Arm the watches of the kernels of which an audit is due; return whether any rests after that."""
