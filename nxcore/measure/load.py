@@ -42,18 +42,8 @@ class Load:
     """Reads how long this process has run, and how long it has waited for a processor.
 
     Where the system doesn't count what threads wait, the time in which none of them ran is all that is known.
-
-    Parameters
-    ----------
-    processor : callable
-        Returns the nanoseconds that the threads of this process have run.
-    threads : Path
-        The folder with a folder for each thread.
-
-    Attributes
-    ----------
-    at_start : str
-        How busy the machine was at first, as words behind a semicolon; empty if unknown.
+    ``processor`` returns the nanoseconds that the threads have run; ``threads`` has a folder for each. How
+    busy the machine was ``at_start`` is in words behind a semicolon, empty if unknown.
     """
 
     def __init__(self, processor: Callable[[], int] = time.process_time_ns, threads: Path = THREADS) -> None:

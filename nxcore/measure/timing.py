@@ -16,19 +16,9 @@ REGIMES: tuple[Regime, ...] = ("eager", "captured")
 class Timing:
     """The times of one candidate, block by block; blocks of candidates in one race are paired.
 
-    Attributes
-    ----------
-    device_us : tuple of float
-        Device time of one call in microseconds, one value a block.
-    host_us : tuple of float
-        Host time to issue one call in microseconds, one value a block. On the CPU both times are the
-        same.
-    repeats : str
-        For the A/A row, the label of the kernel that is timed a second time; empty for the reference.
-    lost : float
-        The share of the race's time in which others had the processors.
-    fault : str
-        Why the race's times say nothing; empty if they do.
+    Times are microseconds of a call, of the device and to issue it; on the CPU both are the same. The A/A row
+    ``repeats`` a label, empty for the reference. ``lost`` is the share of the race's time in which others had
+    the processors, ``fault`` why its times say nothing; empty if they do.
     """
 
     device_us: tuple[float, ...]

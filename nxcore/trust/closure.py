@@ -31,18 +31,9 @@ Place = tuple[str, str]
 class Module:
     """A module's statements, by the names that they bind.
 
-    Attributes
-    ----------
-    name : str
-        Its address.
-    path : Path
-        Its file; files of device code may lie beside it.
-    package : str
-        The package that relative imports begin at.
-    names : dict
-        Name -> the statements that bind it.
-    imports : dict
-        Name -> module and attribute that an import binds it to; no attribute for a module.
+    ``package`` is that which relative imports begin at. Files of device code may lie beside its file,
+    ``path``. ``imports`` are name -> module and attribute that an import binds it to; no attribute for a
+    module.
     """
 
     name: str
@@ -56,14 +47,8 @@ class Module:
 class Definition:
     """A name's binding in a module, or a file of device code.
 
-    Attributes
-    ----------
-    text : str
-        The digest of its own text.
-    uses : tuple
-        The names that it uses, each with the place of the definition, or with an address that isn't followed.
-    files : frozenset of Path
-        The files in which it and these names were found.
+    ``text`` is the digest of its own text. It ``uses`` names, each with the place of the definition, or with
+    an address that isn't followed; ``files`` are those in which it and these names were found.
     """
 
     text: str
@@ -73,16 +58,9 @@ class Definition:
 
 @dataclass(frozen=True)
 class Closure:
-    """All that some targets reach.
+    """All that some targets reach: a ``digest`` of it, empty where a target's module has no source.
 
-    Attributes
-    ----------
-    digest : str
-        Of all definitions; empty where a target's module has no source.
-    places : frozenset
-        Where the definitions are.
-    files : frozenset of Path
-        The files that were read for it.
+    ``places`` are where the definitions are, and ``files`` those that were read for it.
     """
 
     digest: str

@@ -19,13 +19,7 @@ ALIGNED = 512
 class Form(NamedTuple):
     """The form of one result of torch.
 
-    Attributes
-    ----------
-    meta : TensorMeta
-    inference : bool
-        Whether it is an inference tensor.
-    views : bool
-        Whether it may be a part of other memory: it is a view, or shares memory with an input.
+    It ``views`` where it may be a part of other memory: it is a view, or shares memory with an input.
     """
 
     meta: TensorMeta

@@ -49,16 +49,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The result of a kernel's verification.
+    """The result of a kernel's verification: its ``refusal``, None if it passed.
 
-    Attributes
-    ----------
-    refusal : Refusal, optional
-        The rule that the kernel breaks; None if it passed.
-    error : float, optional
-        The worst relative error in the 2-norm; None if it raised or accepted no sample.
-    layouts : tuple of str
-        The layout classes of the samples that it accepted.
+    ``error`` is the worst relative one in the 2-norm, None if it raised or accepted no sample; ``layouts``
+    are the layout classes of the samples that it accepted.
     """
 
     refusal: Refusal | None

@@ -176,15 +176,9 @@ GENERATOR = "the state of torch's random number generator"
 class State:
     """The settings at one moment, and the states of torch's generators.
 
-    Attributes
-    ----------
-    facts : Mapping
-        The value of each setting; on CUDA also the current device and stream.
-    generators : Mapping
-        The state of each generator. Empty outside the main thread: all threads share the generators, so a
-        background thread can't determine which thread drew numbers.
-    quick : bool
-        Whether only the settings were read that every watched call reads.
+    There are none of these outside the main thread: all threads share the generators, so a background thread
+    can't determine which thread drew numbers. If it is ``quick``, only the settings were read that every
+    watched call reads.
     """
 
     facts: Mapping[str, Any]

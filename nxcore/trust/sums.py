@@ -29,17 +29,7 @@ SPREAD = 12.0
 
 @dataclass(frozen=True)
 class Sums:
-    """Blocks of a call.
-
-    Attributes
-    ----------
-    way : Way
-        Along what the call is cut.
-    size, long : int
-        The size of that dimension, and the length of a block.
-    starts : tuple of int
-        Where the blocks begin.
-    """
+    """Blocks of a call, of one length (``long``), along a ``way`` whose dimension has a ``size``."""
 
     way: Way
     size: int

@@ -49,22 +49,10 @@ _IDLE = frozenset({"ctx", "kind", "type_comment", "type_ignores", "simple"})
 
 @dataclass
 class Spelt:
-    """Pieces of syntax.
+    """Pieces of syntax: the normalised ``text`` of each, their ``strings``, and ``imports`` inside of them.
 
-    Attributes
-    ----------
-    text : list of str
-        Their normalised spelling.
-    paths : set of tuple
-        The names that they use, with attributes: ``("torch", "add")``.
-    imports : list
-        The imports inside of them.
-    strings : set of str
-        Their strings.
-    apart : frozenset of str
-        The arguments of a spec that don't count.
-    specs : bool
-        Whether a spec is among them, so that ``apart`` matters.
+    ``paths`` are the names that they use, with attributes: ``("torch", "add")``. ``apart`` are the arguments
+    of a spec that don't count; it matters where ``specs`` says that one is among them.
     """
 
     apart: frozenset[str] = frozenset()

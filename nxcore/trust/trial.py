@@ -48,14 +48,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended; none of its marks is set where it was ended from outside.
+    """How a trial ended; no mark is set where it was ended from outside.
 
-    Attributes
-    ----------
-    passed, crashed, impossible : bool
-        The kernel left the process alive; it ended it; it can't be tried in another process.
-    why : str
-        The reason, as a part of a sentence.
+    It ``passed`` where the kernel left the process alive, and is ``impossible`` where the kernel can't be
+    tried in another process. ``why`` is the reason, as a part of a sentence.
     """
 
     passed: bool = False

@@ -79,31 +79,11 @@ class Pace:
     """Counts the cost of background work, and pauses it until the cost is within its share.
 
     Each second of a background thread's CPU time counts as a second of delay, since it may hold the
-    interpreter's lock, or a core that torch's threads need.
-
-    Parameters
-    ----------
-    share : float
-        The share of the time since ``begin``.
-    allowance : float
-        Seconds beyond the share.
-    grace : float
-        Seconds since ``begin`` in which nothing is affordable.
-    clock : callable, optional
-        Returns seconds; ``Running`` by default.
-    processor : callable
-        Returns the CPU seconds of the calling thread.
-    wait : callable, optional
-        Waits some seconds; returns whether the program goes on. ``until_the_end`` by default.
-
-    Attributes
-    ----------
-    spent : float
-        Seconds spent so far.
-    charged : float
-        The part of them that was charged by calls.
-    busy : lock
-        Held while background work runs, not while it rests.
+    interpreter's lock, or a core that torch's threads need. In ``grace`` seconds since ``begin`` nothing is
+    affordable; then the ``share`` of the time is, and an ``allowance`` in seconds. ``processor`` returns the
+    CPU seconds of the calling thread. ``wait`` waits, and returns whether the program goes on. Of the seconds
+    ``spent`` so far, some were ``charged`` by calls. ``busy`` is held while background work runs, not while
+    it rests.
     """
 
     def __init__(
@@ -252,18 +232,9 @@ class Job:
 class Hand:
     """Runs jobs in a thread that exists only while there are jobs: the hottest problem's first.
 
-    Which one that is, is decided after the wait for the budget: the last to come may be the hottest.
-
-    Parameters
-    ----------
-    pace : Pace
-        The budget of the thread.
-    idle : callable
-        Called after the last job.
-    failed : callable
-        Called with the exception of a job.
-    most : int
-        The most jobs that may wait; beyond it the oldest is dropped.
+    Which one that is, is decided after the wait for the budget: the last to come may be the hottest. ``idle``
+    is called after the last job, and ``failed`` with the exception of one. At ``most`` so many wait; beyond
+    it the oldest is dropped.
     """
 
     def __init__(

@@ -46,19 +46,8 @@ ATTEMPTS = 3
 class Confirmation:
     """Counts the calls of a kernel until it is time to confirm it.
 
-    Parameters
-    ----------
-    planned : callable
-        The kernel's call.
-    due : callable
-        Called with the share of the program's time that the calls took.
-    clock : callable
-        Returns nanoseconds.
-
-    Attributes
-    ----------
-    call : callable
-        The kernel's call, which is counted until it is due.
+    ``due`` is called with the share of the program's time that the calls took. ``call`` is the kernel's,
+    which is counted until then.
     """
 
     def __init__(

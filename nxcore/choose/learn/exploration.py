@@ -58,31 +58,12 @@ class Watcher(Protocol):
 
 
 class Exploration:
-    """A problem whose kernels are prepared, and then raced beside its calls.
+    """A problem whose kernels are prepared, and then raced beside its calls, which torch's own serves.
 
-    Parameters
-    ----------
-    reference : callable
-        torch's own: serves all calls.
-    device : torch.device
-        The device that does the work.
-    wanted : callable
-        Called once the problem was met often enough; ``begin`` or ``end`` must follow later.
-    pace : Pace
-        Charged with the race.
-    clock : callable
-        Returns nanoseconds; a test may replace it.
-
-    Attributes
-    ----------
-    call : callable
-        Does the caller's work.
-    engaged, over : bool
-        Whether it is raced now, and whether it has ended.
-    stage : callable
-        Returns how far it is, as words for ``explain``.
-    heat : Heat
-        The problem's share of the program's time.
+    ``wanted`` is called once the problem was met often enough; ``begin`` or ``end`` must follow later.
+    ``pace`` is charged with the race. ``call`` does the caller's work. It is ``engaged`` while it is raced,
+    and ``over`` after that. ``stage`` returns how far it is, as words for ``explain``; ``heat`` is the
+    problem's share of the program's time.
     """
 
     def __init__(
@@ -159,20 +140,7 @@ class Exploration:
 
 
 class Beside:
-    """Torch's own call, beside which a problem is raced.
-
-    Parameters
-    ----------
-    explored : Exploration
-        The exploration; it begins after enough calls.
-    reference : callable
-        Torch's own.
-
-    Attributes
-    ----------
-    call : callable
-        Takes the operator's arguments, all positional.
-    """
+    """Torch's own call, beside which a problem is raced; the exploration begins after enough calls."""
 
     def __init__(self, explored: Exploration, reference: Call) -> None:
         self.explored, self._reference = explored, reference

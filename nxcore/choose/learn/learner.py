@@ -32,27 +32,11 @@ QUIET_S = 0.5
 class Learner:
     """Starts explorations, and does their work in one background thread, within its budget.
 
-    Parameters
-    ----------
-    recall : Recall
-        Keeps the results; its tuner determines which kernels may take part.
-    changed : callable
-        Called when plans must be made again, after a decision.
-    clock : callable
-        Returns nanoseconds; a test may replace it.
-    pace : Pace, optional
-        The budget of the thread.
-    family : callable
-        Returns the choice for a problem that needs no exploration, or None.
-    survey : Survey, optional
-        Measures problems beside the program.
-
-    Attributes
-    ----------
-    compiling : int
-        The number of kernels that workers compile or will compile.
-    raced : float
-        When a race of the CPU's was last at work, by ``time.monotonic``.
+    ``recall`` keeps the results; its tuner determines which kernels may take part. ``changed`` is called when
+    plans must be made again, after a decision. ``family`` returns the choice for a problem that needs no
+    exploration, or None; ``survey`` measures problems beside the program. ``compiling`` is the number of
+    kernels that workers compile or will compile; a race of the CPU's was last at work at ``raced``, by
+    ``time.monotonic``.
     """
 
     def __init__(

@@ -35,22 +35,7 @@ HOPELESS = 10.0
 
 
 class Lesson:
-    """The exploration of one problem, until its choice is made.
-
-    Parameters
-    ----------
-    learner : Learner
-        Does the exploration's work in the background.
-    problem : Problem
-        The problem of the calls.
-    serve : callable
-        Called with the choice.
-
-    Attributes
-    ----------
-    exploration : Exploration
-        Counts the calls, and races beside them.
-    """
+    """The exploration of one problem, until its choice is made: then ``serve`` is called with it."""
 
     def __init__(self, learner: Learner, problem: Problem, serve: Decided) -> None:
         self._learner, self._tuner, self._problem, self._serve = learner, learner.tuner, problem, serve
