@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,21 @@ Verification holds kernels to far less. This finds a result that was left out, o
 
 _NAMES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (time, ("perf_counter_ns", "perf_counter", "process_time", "process_time_ns", "thread_time")),
+    (time, ("clock_gettime_ns", "monotonic_ns")),
     (statistics, ("median",)),
     (torch.cuda, ("synchronize", "current_stream", "_sleep")),
     (torch.cuda.Event, ("record", "query", "synchronize", "elapsed_time")),
 )
+second = (
+    partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC_RAW)
+    if hasattr(time, "CLOCK_MONOTONIC_RAW")
+    else time.monotonic_ns
+)
+"""Another clock of the CPU, in nanoseconds, which nothing sets or slows."""
+
+AGREE = 1.2
+"""The most of the time by one clock, relative to that by another."""
+
 READ = tuple((owner, name, getattr(owner, name, None)) for owner, names in _NAMES for name in names)
 """The functions that a race calls: owner, name, and the function at the import."""
 
@@ -39,6 +51,14 @@ def replaced() -> str:
         if getattr(owner, name, None) is not bound:
             return f"{owner.__name__}.{name}"
     return ""
+
+
+def apart(one_ns: int, other_ns: int) -> str:
+    """Return that two clocks disagree on a time of 100 us at least; empty if they don't."""
+    less, more = sorted((one_ns, other_ns))
+    if more < 100_000 or more <= AGREE * less:
+        return ""
+    return f"two clocks disagree: {one_ns / 1e3:,.0f} us by the one, {other_ns / 1e3:,.0f} us by the other"
 
 
 def unlike(result: Any, reference: Any) -> str:

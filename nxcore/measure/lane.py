@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nxcore.errors import MeasurementError
+from nxcore.measure import clock as clocks
 from nxcore.measure.load import LOST, Load
 from nxcore.measure.timing import REGIMES, Timing, duration
 from nxcore.spec.device import synchronize
@@ -57,6 +58,7 @@ class Lane:
     disturbed: int = 0
     took: int = 0
     lost: int = 0
+    apart: int = 0
     result: Any = None
 
     def note(self, us: float) -> None:
@@ -150,17 +152,23 @@ def cuda_block(
     if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
         expected_us = lane.host_us[-1] if lane.host_us else lane.each_s * 1e6
         start, end, host_us = _cuda_sample(lane, expected_us, clock, spin_s)
-        samples = [(start, end)]
+        samples, calls, all_us = [(start, end)], 1, 0.0
     else:
         calls, started = host_calls(lane, host_s), clock()
         for _ in range(calls):
             lane.call()
         host_us = (clock() - started) / calls * 1e-3
         synchronize(device)
+        all_us = (clock() - started) * 1e-3
         samples = [_cuda_sample(lane, host_us, clock, spin_s)[:2] for _ in range(lane.samples)]
     synchronize(device)
     lane.device_us.append(statistics.median(a.elapsed_time(b) * 1e3 / lane.repeats for a, b in samples))
     lane.host_us.append(host_us)
+    # The device works on what was issued, so the host's clock has no more than both times, but for the wait.
+    longest_us = clocks.AGREE * calls * (host_us + lane.device_us[-1]) + 100
+    lane.apart = lane.apart + 1 if all_us > longest_us else 0
+    if lane.apart == 5:  # blocks in a row: other programs disturb some
+        raise MeasurementError(f"{calls} calls took {duration(all_us)}, and by the device's events much less")
 
 
 def host_calls(lane: Lane, host_s: float = HOST_S) -> int:
@@ -223,7 +231,7 @@ def fault(lanes: Sequence[Lane], lost: float, load: Load, cost: Cost | None, *, 
     timed = [lane for lane in lanes if lane.host_us]
     if cut or any(lane.disturbed > DISTURBED * len(lane.host_us) for lane in timed):
         return f"for {lost:.0%} of its time others had the processors{load.at_start}"
-    fastest_us = min((statistics.median(lane.host_us) for lane in timed), default=0.0)
+    fastest_us = min((statistics.median(lane.device_us) for lane in timed), default=0.0)
     return load.fault(fastest_us, cost) if timed else ""
 
 

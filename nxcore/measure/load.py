@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from nxcore.spec.spec import Cost
 
 THREADS = Path("/proc/self/task")
@@ -113,9 +115,31 @@ class Unread(Load):
         return ""
 
 
+class OfDevice(Unread):
+    """Holds the times of a race on CUDA against what the device's model can do at most."""
+
+    def fault(self, fastest_us: float, cost: Cost | None) -> str:
+        """Return why the time of the fastest call can't be right; empty if it can, or if that is unknown."""
+        facts = torch.cuda.get_device_properties()
+        clocks = (getattr(facts, name, 0) for name in ("memory_clock_rate", "memory_bus_width", "clock_rate"))
+        memory, width, clock = (float(found) for found in clocks)  # in kHz and bits
+        if cost is None or not memory * width * clock:
+            return ""
+        moving_s = cost.bytes / (1e3 * memory * width / 4)
+        computing_s = cost.flops / (1e3 * clock * facts.multi_processor_count * 16384)  # more than any has
+        least_us = 1e6 * LEAST * max(moving_s, computing_s)
+        if fastest_us >= least_us:
+            return ""
+        return (
+            f"the fastest call took {fastest_us:,.2f} us, what it moves and computes {least_us:,.2f} at least"
+        )
+
+
 def load_of(device: str, clock: Callable[[], int]) -> Load:
     """Return what reads the load of a race on a type of device, by a clock."""
-    return Load() if device != "cuda" and clock is time.perf_counter_ns else Unread()
+    if clock is not time.perf_counter_ns:
+        return Unread()
+    return OfDevice() if device == "cuda" else Load()
 
 
 def at_start() -> str:

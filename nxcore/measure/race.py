@@ -34,7 +34,7 @@ from nxcore.measure.lane import (
 )
 from nxcore.measure.load import LOST, Load, load_of
 from nxcore.measure.timing import Timing
-from nxcore.spec import tally
+from nxcore.spec import driver, tally
 from nxcore.spec.device import current
 from nxcore.spec.exits import RAISED, blamed
 from nxcore.spec.spec import Cost
@@ -161,6 +161,7 @@ class Race:
         self._suspect, self._failed, self._cost = suspect, failed, cost
         self._load, self._cut, self._warm_lost = load or load_of(device.type, clock), False, 0
         self._order, self._dice = list(self._lanes), random.Random(seed)
+        self._cache: tuple[int | None, bytes | None] = None, None
         self.done, self._spent_s, self._began, self._steps = 0, 0.0, 0, self._blocks()
 
     def go(self, seconds: float = math.inf) -> bool:
@@ -174,14 +175,21 @@ class Race:
             If a call's work isn't on the current stream, so that it can't be timed, or if a function that
             times are read by was replaced.
         """
+        began, real = clock.second(), self._clock is time.perf_counter_ns
+        before = self._spent_s
         over = self._go(seconds)
+        took, other = round((self._spent_s - before) * 1e9), clock.second() - began
         if name := clock.replaced():
             raise MeasurementError(f"{name} was replaced by other code, and a race reads time by it")
+        if real and (why := clock.apart(took, other)):
+            raise MeasurementError(why)
         return over
 
     def _go(self, seconds: float) -> bool:
         with ALONE(), tally.spent("timing"), no_collection(), self._load.opened(), current(self._device):
             before, self._began = self._spent_s, self._clock()
+            if self._device.type == "cuda":
+                self._cache = driver.aside(), driver.window()
             try:
                 for _ in self._steps:
                     if self._seconds - before >= seconds:
@@ -304,6 +312,8 @@ class Race:
         """Do a step; return whether the candidate is still in the race."""
         try:
             step(label, self._lanes[label])
+            if self._device.type == "cuda" and (why := driver.left(self._cache)):
+                raise MeasurementError(why)
         except RAISED as raised:
             error = blamed(raised)
             if self._failed is None or label == self._first:

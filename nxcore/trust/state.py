@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nxcore.interop import internals
+from nxcore.spec import driver
 from nxcore.spec.precision import setting_of, to_setting
 
 TRIALS = 16
@@ -166,6 +167,8 @@ CUDA_FACTS: Mapping[str, Fact] = MappingProxyType(
         "torch.cuda.current_stream()": Fact(
             torch.cuda.current_stream, torch.cuda.set_stream, own=True, quick=True
         ),
+        driver.WHAT[0]: Fact(driver.aside, driver.set_aside),
+        driver.WHAT[1]: Fact(driver.window, driver.set_window, own=True),
     }
 )
 

@@ -308,15 +308,6 @@ def test_no_garbage_is_collected_meanwhile():
     assert gc.isenabled()
 
 
-def test_collection_comes_back_after_a_failure():
-    def broken():
-        raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        run(Clock(), {"torch": broken})
-    assert gc.isenabled()
-
-
 def test_real_time_is_measured_by_default():
     event = threading.Event()
     found = race({"torch": lambda: event.wait(0.002)}, CPU, effort=Effort((1,), 0.0, 1.0))

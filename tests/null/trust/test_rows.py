@@ -91,19 +91,6 @@ NAMES = {"outer": "sum", "broadcast": "add"}
 
 
 @for_each("name", CALLS)
-def test_parts_of_a_call_give_the_parts_of_its_result(name):
-    spec = SPECS[NAMES.get(name, name)]
-    args = spec.bind(*CALLS[name]())
-    result = spec.reference(*args)
-    found = rows(spec, args, result, lambda n: n // 2, 0)
-    parts = found.of(args)
-    right = found.right(spec, parts, result)
-    for mine, part in zip(found.results(result, right), right, strict=True):
-        torch.testing.assert_close(mine, part, rtol=1e-4, atol=1e-4)
-    assert sum(t.numel() for t in leaves(parts)) < sum(t.numel() for t in leaves(args)) / 2
-
-
-@for_each("name", CALLS)
 def test_a_kernel_that_is_wrong_in_the_last_row_alone_is_convicted_in_its_first_call(name):
     """As one with 32-bit offsets is beyond 2^31, in the last image, plane or column."""
     op = NAMES.get(name, name)

@@ -133,15 +133,6 @@ def test_nothing_is_faster_so_torch_stays():
     assert session.explain("add", X, X).decision.rule == "reference"
 
 
-def test_a_candidate_more_than_twice_as_slow_is_dropped_after_three_blocks():
-    session, _, runs = learning(torch=LONG, slow=2.5 * LONG, close=1.1 * LONG)
-    ready(session, X, X)
-    runs.clear()
-    called(session, 80, X, X)
-    assert runs.count("slow") == 3 + 3, "the warm-up, and three blocks"
-    assert runs.count("close") > 10
-
-
 @pytest.mark.parametrize(("us", "times"), [(500 * LONG, 1), (20 * LONG, 2)])
 def test_a_hopeless_candidate_leaves_at_its_first_or_second_call(us, times):
     session, _, runs = learning(torch=LONG, hopeless=us)

@@ -123,26 +123,6 @@ def test_audits_are_charged_to_learning():
     assert session.chooser.learner.pace.charged > 0
 
 
-def test_problems_of_a_kernel_take_turns():
-    """All are armed, since the one whose turn it is may have had its last call; the others come to rest."""
-    session, _ = watching()
-    with session.use("watched"):
-        for n in (3, 4):
-            for _ in range(watch.FIRST):
-                session.op("add")(X[:n], X[:n])
-        first, second = session.chooser.watches._known.values()
-        before = first._audits, second._audits
-        for turn in range(2):
-            arm(session)
-            assert (first.armed, second.armed) == (True, True)
-            for n in (4, 3, 4, 4):
-                session.op("add")(X[:n], X[:n])
-            assert (first._audits, second._audits) == (before[0] + 1, before[1] + turn), turn
-            for n in (3, 4):
-                session.op("add")(X[:n], X[:n])
-            assert (first.armed, second.armed) == (False, False)
-
-
 def test_the_thread_arms_what_rests_and_ends_where_nothing_does():
     session, _ = watching()
     waited = []
