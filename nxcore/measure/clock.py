@@ -53,12 +53,14 @@ def replaced() -> str:
     return ""
 
 
-def apart(one_ns: int, other_ns: int) -> str:
-    """Return that two clocks disagree on a time of 100 us at least; empty if they don't."""
-    less, more = sorted((one_ns, other_ns))
-    if more < 100_000 or more <= AGREE * less:
+def apart(took: int, least: int, most: int) -> str:
+    """Return that two clocks disagree on a time of 100 us or more; empty if they don't.
+
+    By the other one it is between ``least`` and ``most`` nanoseconds: one is read after the other.
+    """
+    if max(took, least) < 100_000 or least / AGREE <= took <= AGREE * most:
         return ""
-    return f"two clocks disagree: {one_ns / 1e3:,.0f} us by the one, {other_ns / 1e3:,.0f} us by the other"
+    return f"two clocks disagree: {took / 1e3:,.0f} us by the one, {most / 1e3:,.0f} us by the other"
 
 
 def unlike(result: Any, reference: Any) -> str:

@@ -161,6 +161,7 @@ class Race:
         self._suspect, self._failed, self._cost = suspect, failed, cost
         self._load, self._cut, self._warm_lost = load or load_of(device.type, clock), False, 0
         self._order, self._dice = list(self._lanes), random.Random(seed)
+        self._apart = ""
         self._cache: tuple[int | None, bytes | None] = None, None
         self.done, self._spent_s, self._began, self._steps = 0, 0.0, 0, self._blocks()
 
@@ -175,19 +176,16 @@ class Race:
             If a call's work isn't on the current stream, so that it can't be timed, or if a function that
             times are read by was replaced.
         """
-        began, real = clock.second(), self._clock is time.perf_counter_ns
-        before = self._spent_s
         over = self._go(seconds)
-        took, other = round((self._spent_s - before) * 1e9), clock.second() - began
         if name := clock.replaced():
             raise MeasurementError(f"{name} was replaced by other code, and a race reads time by it")
-        if real and (why := clock.apart(took, other)):
-            raise MeasurementError(why)
+        if self._clock is time.perf_counter_ns and self._apart:
+            raise MeasurementError(self._apart)
         return over
 
     def _go(self, seconds: float) -> bool:
         with ALONE(), tally.spent("timing"), no_collection(), self._load.opened(), current(self._device):
-            before, self._began = self._spent_s, self._clock()
+            before, early, self._began, late = self._spent_s, clock.second(), self._clock(), clock.second()
             if self._device.type == "cuda":
                 self._cache = driver.aside(), driver.window()
             try:
@@ -196,7 +194,10 @@ class Race:
                         return False
                 self._compare()
             finally:
+                least = clock.second() - late
                 self._spent_s = self._seconds
+                took = round((self._spent_s - before) * 1e9)
+                self._apart = clock.apart(took, least, clock.second() - early)
         return True
 
     @torch.no_grad()

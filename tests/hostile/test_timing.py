@@ -1,7 +1,7 @@
 """Kernels that are timed as faster than they are: each is named, and none is chosen.
 
-The patterns are from public reports on benchmarks of generated kernels. Two need a GPU: work on a stream
-other than the current one (``test_backends``), and a part of the cache that is kept for one kernel.
+The patterns are from public reports on benchmarks of generated kernels. One needs a GPU: work on a stream
+other than the current one (``test_backends``).
 """
 
 import signal
@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import MeasurementError
-from nxcore.measure.race import race
+from nxcore.measure import clock
+from nxcore.measure.race import Race, race
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec import driver
 from nxcore.spec.problem import leaves
+from nxcore.trust.state import CUDA_FACTS
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -175,18 +179,16 @@ def test_a_kernel_that_fools_a_clock_is_named_and_not_chosen(name):
 
 
 def test_results_of_one_function_in_two_precisions_are_alike():
-    from nxcore.measure.clock import unlike
-
     x = torch.randn(1000)
-    assert not unlike(x.half(), x.half() * 1.001)
-    assert not unlike((x, torch.arange(3)), (x * 1.001, torch.arange(3) + 1))
-    assert not unlike(torch.zeros(3), torch.zeros(3))
-    assert not unlike(torch.full((3,), 1e4).half(), torch.full((3,), 1.001e4).half())
+    assert not clock.unlike(x.half(), x.half() * 1.001)
+    assert not clock.unlike((x, torch.arange(3)), (x * 1.001, torch.arange(3) + 1))
+    assert not clock.unlike(torch.zeros(3), torch.zeros(3))
+    assert not clock.unlike(torch.full((3,), 1e4).half(), torch.full((3,), 1.001e4).half())
     assert (
-        unlike(torch.zeros(3), torch.ones(3))
+        clock.unlike(torch.zeros(3), torch.ones(3))
         == "its distance from torch's is 1.7, and the norm of torch's is 1.7"
     )
-    assert unlike(torch.full((3,), torch.nan), torch.ones(3))
+    assert clock.unlike(torch.full((3,), torch.nan), torch.ones(3))
 
 
 def test_an_interruption_is_no_error_of_the_clock(monkeypatch):
@@ -200,3 +202,38 @@ def test_an_interruption_is_no_error_of_the_clock(monkeypatch):
         race({"torch": interrupted}, torch.device("cpu"))
     with pytest.raises(MeasurementError, match=r"torch\.cuda\.synchronize was replaced"):
         race({"torch": lambda: None}, torch.device("cpu"))
+
+
+def test_two_clocks_that_disagree_give_no_figures(monkeypatch):
+    """What slows one of them needn't be a function of Python."""
+    monkeypatch.setattr(clock, "second", lambda: 3 * time.perf_counter_ns())
+    with pytest.raises(MeasurementError, match="two clocks disagree"):
+        race({"torch": lambda: None}, torch.device("cpu"), effort=fakes.QUICK)
+    assert not clock.apart(500_000, 410_000, 30_000_000)
+    assert not clock.apart(90_000, 10_000, 20_000), "too short"
+
+
+def library(limit, window):
+    """Return the driver's library, as far as the cache is concerned."""
+    return SimpleNamespace(
+        cuCtxGetLimit=lambda found, _: setattr(found._obj, "value", limit[0]) or 0,
+        cuCtxSetLimit=lambda _, value: limit.__setitem__(0, value.value),
+        cuCtxResetPersistingL2Cache=lambda: None,
+        cuStreamGetAttribute=lambda stream, _, found: setattr(found, "raw", window[0]) or 0,
+        cuStreamSetAttribute=lambda stream, _, value: window.__setitem__(0, value.raw),
+    )
+
+
+@pytest.mark.parametrize("what", driver.WHAT)
+def test_a_cache_that_is_left_set_aside_is_named_and_put_back(what, monkeypatch, cuda_answers):
+    limit, window, failed = [0], [bytes(64)], []
+    monkeypatch.setattr(driver, "library", lambda: library(limit, window))
+    cuda_answers(current_stream=lambda: SimpleNamespace(cuda_stream=0))
+    calls = dict.fromkeys(("torch", "hostile"))
+    made = Race(calls, torch.device("cuda"), failed=lambda *found: failed.append(found))
+    made._cache, before = (driver.aside(), driver.window()), CUDA_FACTS[what].read()
+    value = 1 << 20 if what == driver.WHAT[0] else b"1" * 28
+    assert made._attempt("torch", lambda *_: None)
+    assert not made._attempt("hostile", lambda *_: CUDA_FACTS[what].write(value))
+    assert (failed[0][0], str(failed[0][1])) == ("hostile", f"it left {what} changed")
+    assert CUDA_FACTS[what].read() == before != value

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,9 +169,19 @@ def test_times_that_the_bytes_do_not_allow_give_no_verdict(monkeypatch):
     assert "take at least" in judged(100.0, Cost(2 * load.COPIED * 10_000, 0)).reason
 
 
+def test_times_that_a_device_can_not_reach_give_no_verdict(cuda_answers):
+    """An H200 reads 4.9 TB/s: 4.9 GB take a tenth of a millisecond at least, from its caches too."""
+    facts = {"memory_clock_rate": 3_201_000, "memory_bus_width": 6144, "clock_rate": 1_980_000}
+    of_device = load_of("cuda", time.perf_counter_ns)
+    for known in (facts, {}):
+        cuda_answers(get_device_properties=lambda f=known: SimpleNamespace(multi_processor_count=132, **f))
+        assert bool(of_device.fault(99.0, Cost(4_916_736_000, 0))) is bool(known)
+        assert bool(of_device.fault(1.0, Cost(0, 10**14))) is bool(known)
+        assert of_device.fault(101.0, Cost(4_916_736_000, 10**9)) == ""
+
+
 def test_a_race_on_a_clock_of_its_own_or_of_a_device_reads_no_load():
     assert isinstance(load_of("cpu", Clock()), Unread)
-    assert isinstance(load_of("cuda", time.perf_counter_ns), Unread)
     real = load_of("cpu", time.perf_counter_ns)
     assert not isinstance(real, Unread)
     assert at_start().startswith("the load was ")

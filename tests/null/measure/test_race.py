@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nxcore.choose.learn.confirmation import BRIEF
+from nxcore.errors import MeasurementError
 from nxcore.measure import ceilings
 from nxcore.measure import race as module
 from nxcore.measure.ceilings import Ceilings
@@ -205,6 +206,16 @@ def test_a_long_call_is_issued_once_a_block_on_a_gpu(gpu, samples, calls):
     assert lane.device_us == [500]
     cuda_block(torch.device("cuda"), lane, clock)
     assert gpu.slept[-1] == pytest.approx(1.25 * 4000 * 2000, rel=1e-3), "it covers the time to enqueue"
+
+
+def test_events_that_say_less_than_the_host_waited_are_no_times(gpu, cuda_answers):
+    clock = Clock()
+    cuda_answers(synchronize=lambda _: setattr(clock, "now", clock.now + 10_000_000))
+    lane = Lane(clock.costing(1), each_s=1e-4)
+    for _ in range(4):
+        cuda_block(torch.device("cuda"), lane, clock)
+    with pytest.raises(MeasurementError, match="by the device's events much less"):
+        cuda_block(torch.device("cuda"), lane, clock)
 
 
 def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(gpu):
