@@ -1,5 +1,7 @@
 """Watches: which calls are audited beyond the share of time, and how closely."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -8,32 +10,23 @@ from nxcore.context import KernelWarning, as_captured
 from tests.null.choose.learn.test_watch import X, watching
 
 
-def test_a_run_for_a_capture_is_audited_once_a_kernel_and_for_some_time(monkeypatch):
+@pytest.mark.parametrize(("run", "later"), [(as_captured, 0), (contextlib.nullcontext, 1)])
+def test_a_run_is_audited_for_some_time_then_each_problem_once_or_each_kernel_for_captures(
+    run, later, monkeypatch
+):
     session, _ = watching()
 
     def audits(sizes):
-        with session.use("watched"), as_captured():
+        with session.use("watched"), run():
             for n in sizes:
                 session.op("add")(X[:n], X[:n])
         return [w._audits for w in session.chooser.watches._known.values()]
 
     assert audits([1, 1, 2, 3]) == [2, 1, 1]
     monkeypatch.setattr(watches, "EARLY_S", 0.0)
-    assert audits([4, 5]) == [2, 1, 1, 0, 0]
+    assert audits([4, 5, 5]) == [2, 1, 1, later, later]
     session.chooser.watches._rotas.clear()
-    assert audits([6, 7]) == [2, 1, 1, 0, 0, 1, 0], "the first of each kernel"
-
-
-def test_the_second_audit_is_certain_only_while_audits_are_early():
-    session, _ = watching()
-    audits = []
-    with session.use("watched"):
-        for spent, n in ((0.0, 3), (watches.EARLY_S, 4)):
-            session.chooser.watches._early_s[False] += spent
-            for _ in range(3):
-                session.op("add")(X[:n], X[:n])
-            audits.append([w._audits for w in session.chooser.watches._known.values()][-1])
-    assert audits == [2, 1]
+    assert audits([6, 7]) == [2, 1, 1, later, later, 1, later], "the first of each kernel"
 
 
 def test_a_call_that_is_not_audited_runs_no_reference(monkeypatch):
