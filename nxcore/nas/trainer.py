@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from nxcore.errors import present
 from nxcore.nas import checkpoint
 from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.data import Data, Split, augment
@@ -123,8 +124,7 @@ class Trainer:
             A ``mutation`` has ``grown`` (how), ``difference`` (the largest of scores) and ``parameters``.
         """
         *_, row = self.steps()
-        assert row is not None  # noqa: S101  the last one is a row
-        return row
+        return present(row, "the last row")
 
     def steps(self) -> Iterator[dict[str, Any] | None]:
         """Do what ``advance`` does; yield None after each batch, and the row in the end."""
