@@ -31,7 +31,7 @@ from nxcore.nn.modules import (
 )
 from nxcore.nn.norms import LayerNorm, RMSNorm
 from nxcore.nn.sequential import Sequential
-from nxcore.nn.softmaxes import LogSoftmax, Softmax
+from nxcore.nn.softmaxes import CrossEntropyLoss, LogSoftmax, Softmax
 from nxcore.nn.swap import Swap, accelerate, restore
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "AvgPool2d",
     "BatchNorm2d",
     "Conv2d",
+    "CrossEntropyLoss",
     "Hardsigmoid",
     "Hardswish",
     "LayerNorm",

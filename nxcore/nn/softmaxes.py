@@ -1,4 +1,4 @@
-"""Softmax and its logarithm along one axis, computed by the operators of these names."""
+"""Softmax, its logarithm, and the loss that is made of it, computed by the operators of these names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nxcore.nn.served import Served, by_kernel, with_rest
 # Looked up once, not in every call.
 _softmax = session.default().op("softmax")
 _log_softmax = session.default().op("log_softmax")
+_cross_entropy = session.default().op("cross_entropy")
 
 
 class Rows(Served):
@@ -51,3 +52,18 @@ class LogSoftmax(nn.LogSoftmax, Rows):
         if self.dim is not None:
             found = by_kernel(self, _log_softmax, input, self.dim, None)
         return nn.LogSoftmax.forward(self, input) if found is None else found
+
+
+@with_rest
+class CrossEntropyLoss(nn.CrossEntropyLoss, Served):
+    """``torch.nn.CrossEntropyLoss``, computed by the operator ``cross_entropy`` for class indices.
+
+    >>> nxcore.nn.CrossEntropyLoss()(torch.eye(2), torch.tensor([0, 1]))
+    tensor(0.3133)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss; of classes' probabilities torch's own."""
+        settings = self.weight, self.ignore_index, self.reduction, self.label_smoothing
+        found: Tensor | None = by_kernel(self, _cross_entropy, input, target, *settings)
+        return nn.CrossEntropyLoss.forward(self, input, target) if found is None else found

@@ -31,7 +31,7 @@ from nxcore.nn.prepare import shown
 from nxcore.nn.programs import program_for
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.served import Served, give_back, look
-from nxcore.nn.softmaxes import LogSoftmax, Softmax
+from nxcore.nn.softmaxes import CrossEntropyLoss, LogSoftmax, Softmax
 from nxcore.program.compilers.beside import checked
 
 OURS: dict[type[nn.Module], Any] = {
@@ -44,6 +44,7 @@ OURS: dict[type[nn.Module], Any] = {
     nn.Sequential: Sequential,
     nn.Softmax: Softmax,
     nn.LogSoftmax: LogSoftmax,
+    nn.CrossEntropyLoss: CrossEntropyLoss,
     nn.LayerNorm: LayerNorm,
     nn.RMSNorm: RMSNorm,
 }

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import nxcore
 import nxcore.nas
+from tests.nn.cross_entropy import targeted
 
 Row = Callable[[Any, Tensor], Any]
 """Takes a model and its input; returns what is compared."""
@@ -24,6 +25,7 @@ MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
     nn.BatchNorm2d: lambda: nn.BatchNorm2d(4),
     nn.Softmax: lambda: nn.Softmax(1),
     nn.LogSoftmax: lambda: nn.LogSoftmax(1),
+    nn.CrossEntropyLoss: lambda: targeted(nn.CrossEntropyLoss()),
     nn.LayerNorm: lambda: nn.LayerNorm(16),
     nn.RMSNorm: lambda: nn.RMSNorm(16),
     nn.Sequential: lambda: nn.Sequential(nn.BatchNorm2d(4), nn.SiLU()),
