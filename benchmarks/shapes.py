@@ -84,6 +84,7 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "gumbel_softmax": lambda n: (_rows(n),),
     "index_add": lambda n: (torch.zeros(9, 64), 0, torch.arange(100 + n) % 9, torch.randn(100 + n, 64)),
     "layer_norm": lambda n: (_rows(n), (64,)),
+    "group_norm": lambda n: (image(n), 4),
     "linear_cross_entropy": lambda n: (
         torch.randn(100 + n, 64),
         torch.randn(9, 64),

@@ -65,6 +65,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "CrossEntropyLoss": targeted,
     "LayerNorm": lambda: nn.LayerNorm(16),
     "RMSNorm": lambda: nn.RMSNorm(16),
+    "GroupNorm": lambda: nn.GroupNorm(2, 4),
     **ACTIVATIONS,
     "Sequential": lambda: nn.Sequential(
         nn.ReLU(), depthwise(bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)

@@ -56,6 +56,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] =
     "Softmax": (lambda: nn.Softmax(1), image),
     "LogSoftmax": (lambda: nn.LogSoftmax(1), image),
     "LayerNorm": (lambda: nn.LayerNorm(64), lambda n: torch.randn(100 + n, 64)),
+    "GroupNorm": (lambda: nn.GroupNorm(4, 16), image),
     "RMSNorm": (lambda: nn.RMSNorm(64), lambda n: torch.randn(100 + n, 64)),
     "Sequential": (
         lambda: nn.Sequential(

@@ -41,7 +41,7 @@ from nxcore.spec.kernel import (
 from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
 from nxcore.spec.libraries import Library
-from nxcore.spec.lines import Lines, factors_of, last_axes, of_classes, one_axis
+from nxcore.spec.lines import Lines, factors_of, last_axes, of_classes, one_axis, whole_groups
 from nxcore.spec.needs import Need, Place, at_most, either, few_channels, merged, needs
 from nxcore.spec.planning import host, hosted
 from nxcore.spec.precision import allowing, in_force
@@ -175,5 +175,6 @@ __all__ = [
     "sums_of",
     "toolkit_folder",
     "turned_windows",
+    "whole_groups",
     "window_of",
 ]

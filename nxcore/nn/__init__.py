@@ -29,7 +29,7 @@ from nxcore.nn.modules import (
     MaxPool2d,
     SoftmaxSum,
 )
-from nxcore.nn.norms import LayerNorm, RMSNorm
+from nxcore.nn.norms import GroupNorm, LayerNorm, RMSNorm
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.softmaxes import CrossEntropyLoss, LogSoftmax, Softmax
 from nxcore.nn.swap import Swap, accelerate, restore
@@ -43,6 +43,7 @@ __all__ = [
     "BatchNorm2d",
     "Conv2d",
     "CrossEntropyLoss",
+    "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
     "LayerNorm",

@@ -9,6 +9,7 @@ from nxcore.nn.served import Served, by_kernel, with_rest
 
 # Looked up once, not in every call.
 _layer_norm = session.default().op("layer_norm")
+_group_norm = session.default().op("group_norm")
 _rms_norm = session.default().op("rms_norm")
 
 
@@ -40,3 +41,18 @@ class RMSNorm(nn.RMSNorm, Served):
         rest = (self.normalized_shape, self.weight, self.eps)
         found: Tensor | None = by_kernel(self, _rms_norm, input, *rest)
         return nn.RMSNorm.forward(self, input) if found is None else found
+
+
+@with_rest
+class GroupNorm(nn.GroupNorm, Served):
+    """``torch.nn.GroupNorm``, computed by the operator ``group_norm``.
+
+    >>> nxcore.nn.GroupNorm(1, 2, eps=0.0)(torch.tensor([[1.0, 3.0]])).tolist()
+    [[-1.0, 1.0]]
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return each group of channels less its mean, divided by its deviation."""
+        rest = (self.num_groups, self.weight, self.bias, self.eps)
+        found: Tensor | None = by_kernel(self, _group_norm, input, *rest)
+        return nn.GroupNorm.forward(self, input) if found is None else found

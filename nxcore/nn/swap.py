@@ -26,7 +26,7 @@ from nxcore.nn.modules import (
     Conv2d,
     MaxPool2d,
 )
-from nxcore.nn.norms import LayerNorm, RMSNorm
+from nxcore.nn.norms import GroupNorm, LayerNorm, RMSNorm
 from nxcore.nn.prepare import shown
 from nxcore.nn.programs import program_for
 from nxcore.nn.sequential import Sequential
@@ -47,6 +47,7 @@ OURS: dict[type[nn.Module], Any] = {
     nn.CrossEntropyLoss: CrossEntropyLoss,
     nn.LayerNorm: LayerNorm,
     nn.RMSNorm: RMSNorm,
+    nn.GroupNorm: GroupNorm,
 }
 OURS |= {ours.__bases__[0]: ours for ours in activations.FUNCTIONS if ours in RESTING}
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}

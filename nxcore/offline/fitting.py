@@ -22,6 +22,7 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
     "LogSoftmax": ("log_softmax",),
     "LayerNorm": ("layer_norm",),
     "RMSNorm": ("rms_norm",),
+    "GroupNorm": ("group_norm",),
 }
 """A class -> its operator, and the one that runs where a gradient is needed.
 

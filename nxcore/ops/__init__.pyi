@@ -221,6 +221,18 @@ class _GlobalMaxPool2d(Operator):
 
 global_max_pool2d: _GlobalMaxPool2d
 
+class _GroupNorm(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-05,
+    ) -> Tensor: ...
+
+group_norm: _GroupNorm
+
 class _GumbelSoftmax(Operator):
     def __call__(
         self,

@@ -74,12 +74,12 @@ def reference(
     size = list(normalized_shape)
     if {t.dtype for t in (weight, bias) if t is not None} <= {x.dtype}:
         return functional.layer_norm(x, size, weight, bias, eps).contiguous()
-    wide, (w, b) = _widened(x, weight, bias)
+    wide, (w, b) = widened(x, weight, bias)
     return functional.layer_norm(x.to(wide), size, w, b, eps).to(x.dtype).contiguous()
 
 
-def _widened(x: Tensor, *factors: Tensor | None) -> tuple[torch.dtype, list[Tensor | None]]:
-    """Return the dtype of the computation, and the factors in it."""
+def widened(x: Tensor, *factors: Tensor | None) -> tuple[torch.dtype, list[Tensor | None]]:
+    """Return the dtype of a computation, and the factors in it."""
     wide = accumulator(x)
     for factor in factors:
         wide = wide if factor is None else torch.promote_types(wide, factor.dtype)
@@ -234,7 +234,7 @@ def gradient(
     wide, factors = x.dtype, [weight, bias]
     if not x.is_cuda or len({t.dtype for t in (grad, *given) if t is not None}) > 1:
         # On a CPU torch keeps the statistics of half types in these.
-        wide, factors = _widened(x, weight, bias)
+        wide, factors = widened(x, weight, bias)
     rows = x.to(wide).contiguous()
     _, mean, r = torch.native_layer_norm(rows, size, None, None, eps)
     backward = torch.ops.aten.native_layer_norm_backward

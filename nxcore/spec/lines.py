@@ -141,13 +141,8 @@ def one_axis(problem: Problem) -> Verdict:
     return YES
 
 
-def last_axes(problem: Problem) -> Verdict:
-    """Take a call along its last dimensions: tensors that are lines of one dtype, and dense factors of one.
-
-    >>> spec = nxcore.ops.rms_norm.spec
-    >>> bool(last_axes(Problem.of(spec, spec.bind(torch.ones(2, 3), (3,)))))
-    True
-    """
+def _alike(problem: Problem) -> Verdict:
+    """Take tensors of one dtype, and dense factors of one."""
     given, factors = [meta.dtype for meta in _whole(problem)], factors_of(problem)
     if len(set(given)) > 1:
         return no(f"needs tensors of one dtype beside the weight, got {given}", code=Code.DTYPE)
@@ -157,6 +152,31 @@ def last_axes(problem: Problem) -> Verdict:
     for name, meta in factors.items():
         if not meta.is_contiguous():
             return no(f"needs a {name} without gaps, got strides {meta.strides}", code=Code.LAYOUT)
+    return YES
+
+
+def whole_groups(problem: Problem) -> Verdict:
+    """Take a call on groups of channels: tensors of one dtype in row-major order, and dense factors of one.
+
+    >>> spec = nxcore.ops.group_norm.spec
+    >>> bool(whole_groups(Problem.of(spec, spec.bind(torch.ones(2, 4, 3), 2))))
+    True
+    """
+    for meta in _whole(problem):
+        if not meta.is_contiguous():
+            return no(f"needs tensors in row-major order, got strides {meta.strides}", code=Code.LAYOUT)
+    return _alike(problem)
+
+
+def last_axes(problem: Problem) -> Verdict:
+    """Take a call along its last dimensions: tensors that are lines of one dtype, and dense factors of one.
+
+    >>> spec = nxcore.ops.rms_norm.spec
+    >>> bool(last_axes(Problem.of(spec, spec.bind(torch.ones(2, 3), (3,)))))
+    True
+    """
+    if not (verdict := _alike(problem)):
+        return verdict
     if Lines.rows(problem) is None:
         why = f"needs at most {KEPT} dimensions after merging beside the rows, got {problem['x'].strides}"
         return no(why, code=Code.LAYOUT)

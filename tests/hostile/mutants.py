@@ -30,6 +30,7 @@ from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, mod
 from tests.hostile import (
     cross_entropy,
     lines,
+    norms,
     of_cuda,
     of_cuda_norm,
     of_cuda_planes,
@@ -90,10 +91,18 @@ class Plugin:
         return Path(spec.origin).parent
 
 
-NUMBA = (*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA, *softmaxes.NUMBA, *cross_entropy.NUMBA)
+NUMBA = (
+    *(
+        *of_numba.MUTATIONS,
+        *of_products.NUMBA,
+        *lines.NUMBA,
+        *norms.NUMBA,
+    ),
+    *(*softmaxes.NUMBA, *cross_entropy.NUMBA),
+)
 TRITON = (
     *(*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON),
-    *(*lines.TRITON, *softmaxes.TRITON, *cross_entropy.TRITON),
+    *(*lines.TRITON, *norms.TRITON, *softmaxes.TRITON, *cross_entropy.TRITON),
 )
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", NUMBA),
@@ -104,7 +113,8 @@ PLUGINS = {
         "ctypes",
         (
             *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
-            *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA, *softmaxes.CUDA, *cross_entropy.CUDA),
+            *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA, *norms.CUDA),
+            *(*softmaxes.CUDA, *cross_entropy.CUDA),
         ),
     ),
     "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),

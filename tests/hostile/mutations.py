@@ -36,6 +36,7 @@ SCANS = ("cumsum", "cumsum_backward")
 AXIS, AXIS_BACK = ("softmax", "log_softmax"), ("softmax_backward", "log_softmax_backward")
 LAST = tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward"))
 LOSSES = ("cross_entropy", "cross_entropy_backward")
+GROUP = ("group_norm", "group_norm_backward")
 SCATTERS = ("index_add", "embedding_dense_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
@@ -63,6 +64,7 @@ OPS = (
     *AXIS_BACK,
     *LAST,
     *LOSSES,
+    *GROUP,
     *SCATTERS,
     *SEPARABLE,
     *NORMS,
@@ -100,6 +102,7 @@ NOT_IN = {
         *AXIS_BACK,
         *LAST,
         *LOSSES,
+        *GROUP,
         *SCATTERS,
         *NORMS,
         *BLOCKS,
@@ -197,6 +200,7 @@ NONE_SUCH = {
             *SCANS,
             *AXIS_BACK,
             *LAST,
+            *GROUP,
             *SCATTERS,
             *NORMS,
             *NORM_SUMS,

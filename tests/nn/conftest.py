@@ -40,7 +40,7 @@ def serve_by(
         monkeypatch.setattr(modules, f"_{name}", session.op(name, backend=backend))
     others = {"_sep_conv2d": (sequential, "sep_conv2d"), "_block": (sequential, "sep_conv2d_batch_norm")}
     others |= {f"_{name}": (softmaxes, name) for name in ("softmax", "log_softmax", "cross_entropy")}
-    others |= {f"_{name}": (norms, name) for name in ("layer_norm", "rms_norm")}
+    others |= {f"_{name}": (norms, name) for name in ("layer_norm", "rms_norm", "group_norm")}
     for name, (module, op) in others.items():
         monkeypatch.setattr(module, name, session.op(op, backend=backend))
 

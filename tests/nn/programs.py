@@ -28,6 +28,7 @@ MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
     nn.CrossEntropyLoss: lambda: targeted(nn.CrossEntropyLoss()),
     nn.LayerNorm: lambda: nn.LayerNorm(16),
     nn.RMSNorm: lambda: nn.RMSNorm(16),
+    nn.GroupNorm: lambda: nn.GroupNorm(2, 4),
     nn.Sequential: lambda: nn.Sequential(nn.BatchNorm2d(4), nn.SiLU()),
 }
 """Class -> makes a module that an operator can serve, for images of four channels; others take nothing."""

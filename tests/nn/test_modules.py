@@ -33,6 +33,7 @@ MAKE = {
     "layer_norm": lambda of: of.LayerNorm((9, 11)),
     "layer_norm_without_bias": lambda of: of.LayerNorm(11, eps=0.1, bias=False),
     "rms_norm": lambda of: of.RMSNorm(11),
+    "group_norm": lambda of: of.GroupNorm(2, 4),
     "conv": lambda of: of.Conv2d(4, 4, 3, groups=4, bias=False),
     "conv_bias": lambda of: of.Conv2d(4, 4, (3, 5), stride=(1, 2), padding=(1, 2), groups=4),
     "conv_same": lambda of: of.Conv2d(4, 4, 4, padding="same", dilation=2, groups=4),
@@ -59,7 +60,7 @@ MAKE = {
 OURS = [
     *("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"),
     *("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "Sigmoid", "SiLU"),
-    *("Softplus", "Tanh", "Softmax", "LogSoftmax", "LayerNorm", "RMSNorm", "CrossEntropyLoss"),
+    *("Softplus", "Tanh", "Softmax", "LogSoftmax", "LayerNorm", "RMSNorm", "GroupNorm", "CrossEntropyLoss"),
 ]
 
 
@@ -83,7 +84,7 @@ def test_a_module_answers_as_torchs(name: str, ran: list[str], device: torch.dev
     assert repr(ours) == repr(torchs)
     ours.load_state_dict(torchs.state_dict())
     x = torch.randn(2, 4, 9, 11, device=device)
-    planes = () if isinstance(torchs, nn.BatchNorm2d) else (x[0],)  # which takes batches alone
+    planes = () if isinstance(torchs, nn.BatchNorm2d | nn.GroupNorm) else (x[0],)  # which takes batches alone
     for given in (x, *planes, x.to(memory_format=torch.channels_last)):
         for leaves in ((a := given.clone().requires_grad_(), b := given.clone().requires_grad_()),):
             got, want = ours(a), torchs(b)

@@ -36,6 +36,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "Softmax": lambda: nn.Softmax(1),
     "LayerNorm": lambda: nn.LayerNorm(8),
     "RMSNorm": lambda: nn.RMSNorm(8),
+    "GroupNorm": lambda: nn.GroupNorm(2, 4),
     "Sequential": lambda: nn.Sequential(
         nn.ReLU(), depthwise(bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
     ),

@@ -114,6 +114,26 @@ def layer_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
 
 
 @strategy
+def group_norm(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Groups of channels with a deviation, with factors of any dtype, one of them, or none."""
+    size, of = draw(shapes(most, 2, 4)), draw(dtypes())
+    groups = draw(st.sampled_from([g for g in range(1, size[1] + 1) if size[1] % g == 0] or [1]))
+    x = tensor(draw, (size[0] + 2, *size[1:]), draw(dtypes()), ("normal", "nan"), APART)
+    factors = [tensor(draw, (size[1],), of, ("normal",)) if draw(st.booleans()) else None for _ in range(2)]
+    return x, groups, *factors, draw(st.sampled_from([1e-5, 0.5]))
+
+
+@strategy
+def group_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients."""
+    x, groups, weight, bias, eps = draw(group_norm(most))
+    mask = draw(st.tuples(*[st.booleans()] * 3))
+    found = any(flag and t is not None for flag, t in zip(mask[1:], (weight, bias), strict=True))
+    mask = (mask[0] or not found, *mask[1:])
+    return tensor(draw, tuple(x.shape), x.dtype, ("normal",)), x, groups, weight, bias, eps, mask
+
+
+@strategy
 def batch_norm_sum(draw: Draw, most: int) -> tuple[Any, ...]:
     """Images of one layout or of several, some of them normalised; weights of any sign."""
     count = draw(st.sampled_from([1, 2, 3, 5, 8]))

@@ -144,8 +144,8 @@ def _last(x: Tensor, size: Any, weight: Any = None, eps: Any = None) -> tuple[An
     return x, tuple(size), weight, torch.finfo(torch.float32).eps if eps is None else eps
 
 
-def _layer(x: Tensor, size: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> tuple[Any, ...]:
-    return x, tuple(size), weight, bias, eps
+def _normed(x: Tensor, of: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> tuple[Any, ...]:
+    return x, of, weight, bias, eps
 
 
 def _loss(x: Tensor, target: Tensor, weight: Any = None, **how: Any) -> tuple[Any, ...]:
@@ -211,7 +211,8 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "cumsum": ("cumsum", lambda x, dim, dtype=None: (x, dim, dtype)),
     "softmax": ("softmax", _along),
     "nn.functional.rms_norm": ("rms_norm", _last),
-    "nn.functional.layer_norm": ("layer_norm", _layer),
+    "nn.functional.layer_norm": ("layer_norm", _normed),
+    "nn.functional.group_norm": ("group_norm", _normed),
     "log_softmax": ("log_softmax", _along),
     "nn.functional.cross_entropy": ("cross_entropy", _loss),
     **ACTIVATIONS,

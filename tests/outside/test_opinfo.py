@@ -25,6 +25,7 @@ LEAST = {
     "gelu": 20,
     "gelu_tanh": 20,
     "global_max_pool2d": 40,
+    "group_norm": 40,
     "hardsigmoid": 60,
     "hardswish": 10,
     "index_add": 40,

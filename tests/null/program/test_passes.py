@@ -82,7 +82,10 @@ MODELS = {
         ["silu", "mish", "sigmoid", "tanh", "hardsigmoid", "relu"],
     ),
     "softmaxes": ([nn.Softmax(1), nn.LogSoftmax(-1)], ["softmax", "log_softmax"]),
-    "norms": ([nn.LayerNorm(8), nn.RMSNorm((8, 8))], ["layer_norm", "rms_norm"]),
+    "norms": (
+        [nn.LayerNorm(8), nn.RMSNorm((8, 8)), nn.GroupNorm(2, 4)],
+        ["layer_norm", "rms_norm", "group_norm"],
+    ),
     "a block": (separable(), ["sep_conv2d_batch_norm"]),
     "what torch alone does": ([nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2)], []),
 }

@@ -108,6 +108,8 @@ KERNELS = kernels(
         "index_add": {**SUMMED, "target": "scatters:plan_add"},
         "embedding_dense_backward": {**SUMMED, "target": "scatters:plan_embedding"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
+        "group_norm": accepts.groups,
+        "group_norm_backward": {"accepts": accepts.groups, "target": "group_norm:plan_backward"},
         **{
             f"{op}{back}": {"accepts": accepts.last, "target": f"norms:plan{back}"}
             for op in ("rms_norm", "layer_norm")

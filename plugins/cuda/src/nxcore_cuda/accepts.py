@@ -33,6 +33,7 @@ from nxcore.plugin import (
     overlaps,
     simulated,
     summed_rows,
+    whole_groups,
 )
 from nxcore_cuda import direct, direct_filters, separable
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient, part
@@ -318,6 +319,7 @@ rows = takes(rows=LONGEST, one_gradient=True)
 axis = takes(one_axis)
 last = takes(last_axes)
 losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
+groups = takes(whole_groups)
 summed = takes(summed_rows, dtypes=(*FLOATS, torch.int32, torch.int64))
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),

@@ -28,6 +28,7 @@ from nxcore.plugin import (
     no,
     of_classes,
     one_axis,
+    whole_groups,
 )
 from nxcore_numba import dims
 
@@ -131,6 +132,7 @@ CPU = _table(_on_cpu, at_most(dims.DIMS, "dimensions that can't be merged", _dim
     "axis": _on_cpu(one_axis),
     "last": _on_cpu(last_axes),
     "losses": _on_cpu(of_classes, dtypes=(*FLOATS, torch.int64)),
+    "groups": _on_cpu(whole_groups),
     "rows": _on_cpu(rows=math.inf, one_gradient=True),
     "norm": _on_cpu(channels=dims.KINDS),
 }
@@ -183,6 +185,7 @@ FAMILIES = {
     "axis": tuple(f"{op}{back}" for op in ("softmax", "log_softmax") for back in ("", "_backward")),
     "last": tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward")),
     "losses": ("cross_entropy", "cross_entropy_backward"),
+    "groups": ("group_norm", "group_norm_backward"),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }
@@ -196,6 +199,7 @@ TARGETS = {
     **dict.fromkeys(FAMILIES["axis"], "softmaxes:plan"),
     **{op: "norms:plan_backward" if "back" in op else "norms:plan" for op in FAMILIES["last"]},
     "cross_entropy_backward": "cross_entropy:plan_backward",
+    "group_norm_backward": "group_norm:plan_backward",
     "add_backward": "add:plan_backward",
     "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
     "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",

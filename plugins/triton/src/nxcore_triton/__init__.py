@@ -123,6 +123,8 @@ KERNELS = kernels(
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         **{op: {"accepts": accepts.scan, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
+        "group_norm": accepts.groups,
+        "group_norm_backward": {"accepts": accepts.groups, "target": "group_norm:plan_backward"},
         **{
             f"{op}{back}": {"accepts": accepts.last, "target": f"norms:plan{back}"}
             for op in ("rms_norm", "layer_norm")

@@ -25,6 +25,7 @@ from nxcore.plugin import (
     no,
     of_classes,
     one_axis,
+    whole_groups,
 )
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient
@@ -112,6 +113,7 @@ axis = takes(one_axis)
 scan = takes(_halves, one_axis)
 last = takes(last_axes)
 losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
+groups = takes(whole_groups)
 norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
     at_most(2**30 - 1, "values of a channel", lambda problem: problem["x"].numel() // problem["x"].shape[1]),
