@@ -92,12 +92,7 @@ class Plugin:
 
 
 NUMBA = (
-    *(
-        *of_numba.MUTATIONS,
-        *of_products.NUMBA,
-        *lines.NUMBA,
-        *norms.NUMBA,
-    ),
+    *(*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA, *norms.NUMBA),
     *(*softmaxes.NUMBA, *cross_entropy.NUMBA),
 )
 TRITON = (
