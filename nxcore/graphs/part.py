@@ -201,7 +201,8 @@ class Part:
             self._replays += 1
             if self._replays >= REPLAYS and default().chooser.watches.owed():
                 self._replays = 0
-                return self.run(module, *tensors)
+                if _roomy(tensors[0].device):
+                    return self.run(module, *tensors)
             if self._begin(capture, tensors):
                 found = replay(capture, module, *tensors, *capture.inside.parameters)
                 if found is not None:
@@ -308,6 +309,12 @@ class Part:
             self._captures.setdefault(key, []).append(made)
             del self._met[key]
         return ""
+
+
+def _roomy(device: torch.device) -> bool:
+    """Return whether a call may run beside the memory of replays: as much is free as the program holds."""
+    on_cuda = device.type == "cuda"
+    return not on_cuda or torch.cuda.mem_get_info(device)[0] >= torch.cuda.memory_reserved(device)
 
 
 WHOLE, OUTER = "an enclosing part is captured", "it is being captured in another graph"
