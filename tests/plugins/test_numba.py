@@ -1,11 +1,8 @@
 """What is true of Numba alone; that kernels are right is the conformance suite's to say."""
 
 import os
-import subprocess
-import sys
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -252,10 +249,8 @@ torch.testing.assert_close(call(*args), torch.ones(5, 7))
 lean = "numba.np.linalg" not in sys.modules
 sys.exit(0 if lean or threads.RELEASE != threads.LOADED else 1)
 """
-    run = [sys.executable, "-c", code]
-    root = Path(__file__).resolve().parents[2]
-    subprocess.run(run, check=False, cwd=root)  # fills the cache
-    assert subprocess.run(run, check=False, cwd=root).returncode == 0
+    fresh.run("-c", code, cwd=fresh.ROOT)  # fills the cache
+    assert fresh.run("-c", code, cwd=fresh.ROOT).returncode == 0
 
 
 FIRST_CALLS = """
@@ -278,9 +273,8 @@ for kernel in nxcore_numba.KERNELS:
 @pytest.mark.slow
 def test_another_process_gets_every_kernel_from_disk():
     """A kernel that Numba's cache brings without what it needs would end the process."""
-    run = [sys.executable, "-c", FIRST_CALLS]
-    subprocess.run(run, check=True)  # fills the cache
-    assert subprocess.run(run, check=False).returncode == 0
+    fresh.run("-c", FIRST_CALLS, check=True)  # fills the cache
+    assert fresh.run("-c", FIRST_CALLS).returncode == 0
 
 
 @pytest.mark.slow

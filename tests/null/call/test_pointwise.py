@@ -5,8 +5,6 @@ import builtins
 import os
 import pickle
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Code
+from tests import fresh
 
 
 @pytest.fixture
@@ -133,7 +132,7 @@ gated = pickle.loads(pathlib.Path({str(path)!r}).read_bytes())
 print(gated.__name__, gated(torch.tensor([-2.0]), torch.ones(1), slope=0.5).item())
 """
     env = os.environ | {"NXCORE_BACKENDS": "numba", "NXCORE_POLICY": "frozen"}
-    ran = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
+    ran = fresh.run("-c", text, env=env)
     assert ran.stdout.split() == [gated.__name__, "-1.0"], ran.stderr
 
 

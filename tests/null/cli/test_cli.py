@@ -72,8 +72,7 @@ def test_the_version_is_the_packages():
 
 
 def test_help_starts_at_once():
-    best = min(_seconds("--help") for _ in range(10))
-    assert best < 0.5
+    assert any(_seconds("--help") < 0.5 for _ in range(10))
 
 
 def _seconds(*words: str) -> float:

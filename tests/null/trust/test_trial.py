@@ -120,8 +120,8 @@ def test_a_kernel_that_hangs_in_its_trial_crashed(plugged, monkeypatch):
     killed(plugged)
     monkeypatch.setenv("HOW", "sleep")
     found, began = session(), time.monotonic()
-    held = trial.held(found.gate.quarantine.doubts[0], found.gate.store, limit=15.0)
-    assert held == Outcome(crashed=True, why="it didn't end in 15 s when it was tried")
+    held = trial.held(found.gate.quarantine.doubts[0], found.gate.store, limit=8.0)
+    assert held == Outcome(crashed=True, why="it didn't end in 8 s when it was tried")
     assert time.monotonic() - began < 60
 
 
