@@ -50,8 +50,9 @@ def searched(asked: argparse.Namespace) -> list[Path]:
     folder = asked.output / "search"
     files = [folder / f"seed-{seed}" / RESULT for seed in range(asked.seeds)]
     if not all(file.exists() and json.loads(file.read_text())["phase"] == "done" for file in files):
-        words = ["--resume", folder] if several(folder) else ["-o", folder, *shlex.split(asked.search)]
+        words = ["--resume", folder]
         if not several(folder):
+            words = ["-o", folder, "--preset", "darts", *shlex.split(asked.search)]
             words += ["--data", asked.data, "--seeds", asked.seeds]
             words += ["--root", asked.root] if asked.root else []
         command = [sys.executable, "-m", "nxcore", "search", *words, "--device", asked.device]
@@ -179,7 +180,7 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--root", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("chance"))
-    parser.add_argument("--search", default="--preset darts")
+    parser.add_argument("--search", default="")
     parser.add_argument("--found", type=Path, nargs="*")
     parser.add_argument("--set", nargs="*", default=[])
     for name, usual in (("seeds", 3), ("genotypes", 12), ("again", 2), ("epochs", 5), ("at-once", 3)):
