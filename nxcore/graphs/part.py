@@ -221,13 +221,12 @@ class Part:
 
     def _standing(self, key: Any) -> Capture | None:
         """Return the capture of this signature that is valid for the module's present state."""
-        if self._convictions != (
-            now := default().chooser.watches.convictions
-        ):  # of kernels that are replayed?
-            self._convictions = now
-            self.clear()
         captures = self._captures.get(key)
         if not captures:
+            return None
+        if self._convictions != (now := default().chooser.watches.convictions):
+            self._convictions = now  # of a kernel that may be replayed
+            self.clear()
             return None
         inside = captures[0].inside
         if not inside.holds():
