@@ -6,6 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from nxcore.call.gradient_route import Crossing
 from nxcore.call.operator import Operator, Plan, Resolver
 from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_capturing
@@ -110,6 +113,7 @@ class Joiner:
         gradient, order = present(operator.spec.gradient, "gradient"), PREFERENCE.get()
         spec, forward = self.registry.spec(gradient.op), operator.spec
         found: list[Held] = []
+        args = pytree.tree_map_only(Tensor, _parted, args)
 
         def bridge(backward: Call) -> Call:
             if not found:
@@ -198,3 +202,8 @@ class Joiner:
             operator.acquaint(*arguments)  # it was met rarely
             known = self.chooser.known(problem)
         return None if known is None else (problem, known)
+
+
+def _parted(tensor: Tensor) -> Tensor:
+    """Return a tensor without its graph: a plan outlives the call that it was made for."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -265,6 +265,8 @@ def of(name: str) -> Shell | None:
 
 def _served(name: str, args: tuple[Any, ...], requested: Requested) -> Any:
     operator = context.default().op(name, backend=requested.backend)
+    if torch.compiler.is_compiling():  # in another thread: the operator would add a node
+        return operator.spec.reference(*args)
     if requested.prefer is None and requested.policy is None:
         return operator.run(*args)
     prefer = None if requested.prefer is None else tuple(requested.prefer)

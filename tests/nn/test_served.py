@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 import nxcore
 from nxcore import context
@@ -338,3 +340,24 @@ def test_every_class_has_a_sibling_of_its_name() -> None:
         assert sibling.__name__ == cls.__name__
         assert issubclass(sibling, cls)
         assert awake(sibling.__new__(sibling)) is cls
+
+
+LEARNT = {"AvgPool2d": lambda: nn.AvgPool2d(3, 1, 1), "LayerNorm": lambda: nn.LayerNorm(6)}
+
+
+@for_each("layer", LEARNT)
+def test_a_checkpoint_saves_as_much_in_both_runs_whatever_is_chosen_between(layer: str) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), LEARNT[layer]())
+    nxcore.accelerate(model)
+    for _ in range(6):
+        checkpoint(model, torch.randn(2, 2, 6, 6), use_reentrant=False).sum().backward()
+
+
+def test_a_plan_holds_no_graph_of_the_call_that_it_was_made_for() -> None:
+    pool, graphs = nxcore.nn.AvgPool2d(3), []
+    for _ in range(6):
+        x = torch.ones(2, 2, 6, 6, requires_grad=True) * 2
+        pool(x).sum().backward()
+        graphs.append(weakref.ref(x))
+    del x
+    assert [graph() for graph in graphs] == [None] * 6

@@ -9,6 +9,7 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import nxcore
 from nxcore.interop import library
 from nxcore.plugin import Param
 from tests.null import fakes
@@ -365,3 +366,13 @@ def test_second_derivatives_of_a_node_are_the_references(session):
     xs = [torch.randn(2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     node = library.define(SPECS["softmax_sum"]).overload
     assert torch.autograd.gradgradcheck(lambda *t: node(list(t[:3]), t[3]), (*xs, w))
+
+
+def test_a_node_that_runs_while_another_thread_compiles_adds_none():
+    x, compiler = torch.ones(2), vars(torch.compiler)
+    before = compiler["_is_compiling_flag"]
+    compiler["_is_compiling_flag"] = True  # as that thread has it
+    try:
+        assert nxcore.op("add")(x, x).tolist() == [2.0, 2.0]
+    finally:
+        compiler["_is_compiling_flag"] = before
