@@ -247,13 +247,29 @@ def gradient(
     if w is None and wanted[2]:  # torch needs one for a bias
         w = rows.new_ones(x.shape[1])
     sizes = (x.shape[0], x.shape[1], math.prod(x.shape[2:]), num_groups)
-    _, mean, r = torch.native_group_norm(rows, None, None, *sizes, eps)
-    found = torch.ops.aten.native_group_norm_backward(g, rows, mean, r, w, *sizes, wanted)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *given)):
+        found = _differentiable(g, rows, w, sizes, eps, wanted)
+    else:
+        _, mean, r = torch.native_group_norm(rows, None, None, *sizes, eps)
+        found = torch.ops.aten.native_group_norm_backward(g, rows, mean, r, w, *sizes, wanted)
     for_x, for_weight, for_bias = (
-        one.to(t.dtype) if flag and t is not None else None
+        one.to(t.dtype) if flag and t is not None and one is not None else None
         for one, flag, t in zip(found, wanted, given, strict=True)
     )
     return None if for_x is None else laid_out(for_x, x), for_weight, for_bias
+
+
+def _differentiable(
+    g: Tensor, x: Tensor, w: Tensor | None, sizes: tuple[int, int, int, int], eps: float, wanted: list[bool]
+) -> list[Tensor | None]:
+    """Return the gradients as a graph of their own: the kernel that torch has for them has no derivative."""
+    x = x if x.requires_grad else x.detach().requires_grad_()
+    w = w if w is None or w.requires_grad else w.detach().requires_grad_()
+    asked = [t for t, flag in zip((x, w), wanted, strict=False) if flag and t is not None]
+    y = torch.native_group_norm(x, w, None, *sizes, eps)[0]
+    found = iter(torch.autograd.grad(y, asked, g, create_graph=True) if asked else ())
+    by_channel = g.transpose(0, 1).reshape(g.shape[1], -1).sum(1) if wanted[2] else None
+    return [*(next(found) if flag else None for flag in wanted[:2]), by_channel]
 
 
 def gradient_cost(grad: Any, x: Any, groups: Any, weight: Any, bias: Any, eps: Any, output_mask: Any) -> Cost:
