@@ -258,10 +258,11 @@ class ModelProgram:
             result = call(*args, **kwargs)
         finally:
             self._tracing = 0
+        refused = [program.why for program in self._programs if program.why]
         if not self._programs:
             self.end("dynamo has made no graph of it")
-        elif all(program.why for program in self._programs):
-            self.end(self._programs[0].why)
+        elif len(refused) == len(self._programs) or any("checkpoint" in why for why in refused):
+            self.end(refused[-1])  # such a graph isn't what the code does, also where it runs
         return result
 
     def _kept(self, entries: Sequence[Any]) -> list[bool]:

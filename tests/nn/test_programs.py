@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import nxcore
 from nxcore.nn import exchange, programs, watching
@@ -59,6 +60,27 @@ def test_what_a_call_changes_is_changed_once(tape):
     ours, plain = two(counted)
     agree(ours, plain, CALLS + 2)
     assert ours.own == plain.own
+
+
+class Saves(Net):
+    """The first layers are a checkpoint, once that is switched on."""
+
+    saves = False
+
+    def forward(self, x, *, scale=1.0):
+        def first(x):
+            return self.norm(self.layer(x)).relu()
+
+        return {"scores": self.head(checkpoint(first, x, use_reentrant=False) if self.saves else first(x))}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads it
+def test_checkpoints_that_are_switched_on_later_run(tape):
+    ours, plain = two(make=Saves)
+    agree(ours, plain, CALLS + 2)
+    ours.saves = plain.saves = True
+    agree(ours, plain, CALLS + 2)
+    assert "checkpoint" in part(ours).state
 
 
 DRAWS = {
