@@ -109,10 +109,8 @@ def cost(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> Cos
 def scales(x: Tensor, size: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
     """Return distances from the mean with positive terms, and one over the deviation of each row."""
     over = dims(size)
-    return (
-        x.abs() + x.abs().mean(over, keepdim=True),
-        torch.rsqrt(x.var(over, correction=0, keepdim=True) + eps),
-    )
+    spread = (x - x.mean(over, keepdim=True)).square().mean(over, keepdim=True)  # var warns of empty rows
+    return x.abs() + x.abs().mean(over, keepdim=True), torch.rsqrt(spread + eps)
 
 
 def magnitude(x: Tensor, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> Tensor:
