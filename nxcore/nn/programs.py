@@ -182,7 +182,7 @@ class ModelProgram:
 
     def call(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replay the call, if there is a graph of it; otherwise run it, by ``call``."""
-        if self.refusal or module is not self._of() or self._unfit(module):
+        if self.refusal or module is not self._of() or unfit() or hooked(module) or requested():
             return call(*args, **kwargs)
         self.entrants.mode = mode_of(module)
         if self.resting and not self.entrants.warms:
@@ -220,10 +220,6 @@ class ModelProgram:
             self._missed = 0
         return result
 
-    def _unfit(self, module: nn.Module) -> bool:
-        """Return whether a call made now runs."""
-        return unfit() or hooked(module) or requested()
-
     def _miss(self, key: Any) -> None:
         """Count a call that no graph serves; let dynamo make one of the next like it, if it comes often."""
         met = self._met[key] = self._met.get(key, 0) + 1
@@ -258,11 +254,10 @@ class ModelProgram:
             result = call(*args, **kwargs)
         finally:
             self._tracing = 0
-        refused = [program.why for program in self._programs if program.why]
-        if not self._programs:
+        if not self._programs and not self.refusal:
             self.end("dynamo has made no graph of it")
-        elif len(refused) == len(self._programs) or any("checkpoint" in why for why in refused):
-            self.end(refused[-1])  # such a graph isn't what the code does, also where it runs
+        elif self._programs and all(program.why for program in self._programs):
+            self.end(self._programs[0].why)
         return result
 
     def _kept(self, entries: Sequence[Any]) -> list[bool]:
@@ -307,6 +302,9 @@ class ModelProgram:
         if not isinstance(made, Program):
             return made
         self._programs.append(made)
+        if "checkpoint" in made.why:  # the graph isn't what the code does, also where it runs
+            self.end(made.why)
+            raise dynamo.exc.SkipFrame(made.why)
 
         def run(*inputs: Any) -> Sequence[Any]:
             if self._tracing == threading.get_ident() and not apiece:
@@ -348,9 +346,10 @@ class ModelProgram:
         recorder = self._record(self._programs[0].device)
         if recorder is None:
             return call(*args, **kwargs)
+        before = self._served
         return audited(
             functools.partial(call, *args, **kwargs),
-            functools.partial(self._run, module, *args, **kwargs),
+            lambda: [self._run(module, *args, **kwargs), None][self._served == before],
             [t for t in (*module.parameters(), *own, *given) if t.is_leaf],
             [t for t in (*module.buffers(), *own) if not t.requires_grad],
             recorder,
