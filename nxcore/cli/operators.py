@@ -40,8 +40,9 @@ def rows() -> list[dict[str, Any]]:
 PAGES = "https://github.com/nxcore/nxcore/blob/main/docs"
 MEASURED = frozenset(
     (
-        "add", "avg_pool2d", "batch_norm", "conv2d", "cumsum", "depthwise_conv2d", "gumbel_softmax",
-        "index_add", "matmul", "max_pool2d", "sep_conv2d", "softmax", "softmax_sum", "sum",
+        "add", "avg_pool2d", "batch_norm", "conv2d", "cross_entropy", "cumsum", "depthwise_conv2d",
+        "gumbel_softmax", "index_add", "layer_norm", "matmul", "max_pool2d", "sep_conv2d", "softmax",
+        "softmax_sum", "sum",
     )
 )  # fmt: skip
 """Operators with a page of their own, of how fast their kernels are."""

@@ -19,6 +19,7 @@ from torch.nn import functional
 from nxcore.ops.linear_cross_entropy import casts
 from nxcore.ops.softmax import apart
 from nxcore.plugin import (
+    YES,
     Cost,
     ErrorCase,
     Gradient,
@@ -27,7 +28,9 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Verdict,
     brief,
+    no,
     rand,
     require_tensor,
 )
@@ -105,12 +108,12 @@ def torchs(
     )
 
 
-def _rounds_on_the_way(problem: Any) -> bool:
-    """Return whether torch's function gets along with what it rounds to half types."""
-    return bool(problem["label_smoothing"] == 0)
+def _accepts(problem: Any) -> Verdict:
+    """Refuse smoothed losses: torch's function rounds each row's sum to half types on the way."""
+    return YES if problem["label_smoothing"] == 0 else no("rounds smoothed losses on the way")
 
 
-torchs.accepts = _rounds_on_the_way  # type: ignore[attr-defined]  # read by the backend "torch"
+torchs.accepts = _accepts  # type: ignore[attr-defined]  # read by the backend "torch"
 
 
 def check(x: Any, target: Any, weight: Any, ignored: Any, reduction: Any, smoothing: Any) -> None:

@@ -11,7 +11,8 @@ from tests.null import fakes
 from tests.table import for_each
 
 WHOLE = {
-    *("add_backward", "batch_norm_sum_backward", "column_sums", "embedding_dense_backward"),
+    *("add_backward", "batch_norm_sum_backward", "column_sums", "cross_entropy", "cross_entropy_backward"),
+    "embedding_dense_backward",
     *("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward"),
     *("global_avg_pool2d_backward", "global_max_pool2d_backward", "gumbel_softmax_backward", "index_add"),
     *("index_add_backward", "linear_cross_entropy", "max_backward", "mean_backward", "min_backward"),
