@@ -25,6 +25,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.gate import Held
+from nxcore.trust.truth import widened
 from tests.null import fakes
 from tests.outside.arguments import odd, odd_calls
 
@@ -165,6 +166,14 @@ def test_several_odd_arguments(name: str, data: st.DataObject) -> None:
     assert not list(judge.complaints(tuple(args)))
 
 
+def _nearer(spec: OpSpec, call: tuple[Any, ...], n: int, got: Tensor, want: Tensor) -> bool:
+    """Whether a result is nearer to float64's than torch's own: a norm of equal values loses most digits."""
+    if "norm" not in spec.name or (got.dtype, got.shape) != (want.dtype, want.shape):
+        return False
+    truth = [*fakes.leaves(spec.reference(*widened(call)))][n]
+    return bool((got - truth).abs().max() <= (want - truth).abs().max())
+
+
 @pytest.mark.slow
 @every_op
 def test_odd_tensors_on_real_kernels(name: str) -> None:
@@ -193,9 +202,10 @@ def test_odd_tensors_on_real_kernels(name: str) -> None:
                     assert all(got.reasons), f"{what} on {backend}: a refusal has a reason"
                     continue
                 seen += 1
-                for g, w in zip(fakes.leaves(got), fakes.leaves(want), strict=True):
+                for n, (g, w) in enumerate(zip(fakes.leaves(got), fakes.leaves(want), strict=True)):
                     say = functools.partial("{} on {}: {}".format, what, backend)
-                    torch.testing.assert_close(g, w, equal_nan=True, msg=say)
+                    if not _nearer(judge.spec, call, n, g, w):
+                        torch.testing.assert_close(g, w, equal_nan=True, msg=say)
     without = not any(k.op == name for backend in RUN for k in REAL[backend].kernels)
     assert seen or without or judge.spec.view(*calls[0])
 
