@@ -99,7 +99,7 @@ class Part:
         self._calls = 0
         self._made, self._refusal, self._why = 0, "", ""
         self._waits = False  # for problems that are measured beside the program
-        self._replays, self._convictions = 0, 0
+        self._replays, self._convictions = 0, default().chooser.watches.convictions
         self._patience = PATIENCE
         self._lock = threading.RLock()
 

@@ -237,8 +237,7 @@ class ModelProgram:
     ) -> Any:
         """Let dynamo make graphs of the call, and run it: by ``call``, unless graphs are of parts of it."""
         self._made, host = self._made + 1, hosts()
-        self._tracing = threading.get_ident()
-        self._interrupted += 1
+        self._tracing, self._interrupted = threading.get_ident(), self._interrupted + 1
         self._siblings = Siblings(module)
         dynamo = importlib.import_module("torch._dynamo")  # which takes seconds
         if self._compiled is None:
@@ -342,15 +341,18 @@ class ModelProgram:
         """Return the result of the model's own call, compared with that of its graphs."""
         self._swept, self._interrupted = False, self._interrupted + 1
         own = [t for m in module.modules() for _, value in attributes(m) for t in tensors(value)]
-        given = [*tensors(args), *tensors(kwargs)]
         recorder = self._record(self._programs[0].device)
         if recorder is None:
             return call(*args, **kwargs)
-        before = self._served
+
+        def replayed(before: int = self._served) -> Any:
+            result = self._run(module, *args, **kwargs)
+            return None if self._served == before else result
+
         return audited(
             functools.partial(call, *args, **kwargs),
-            lambda: [self._run(module, *args, **kwargs), None][self._served == before],
-            [t for t in (*module.parameters(), *own, *given) if t.is_leaf],
+            replayed,
+            [t for t in (*module.parameters(), *own, *tensors(args), *tensors(kwargs)) if t.is_leaf],
             [t for t in (*module.buffers(), *own) if not t.requires_grad],
             recorder,
             self._audits,

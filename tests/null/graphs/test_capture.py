@@ -122,7 +122,7 @@ class Undecided:
 
 
 def met_before_the_capture(monkeypatch, explorations):
-    chooser = SimpleNamespace(explorations=lambda: explorations)
+    chooser = SimpleNamespace(explorations=lambda: explorations, watches=SimpleNamespace(convictions=0))
     monkeypatch.setattr(part, "default", lambda: SimpleNamespace(chooser=chooser))
     tried = Part(lambda module, x: module(x))
     captured = []

@@ -123,6 +123,19 @@ def test_audits_are_charged_to_learning():
     assert session.chooser.learner.pace.charged > 0
 
 
+def test_problems_of_a_kernel_take_turns():
+    session, _ = watching()
+    with session.use("watched"):
+        for n in (3, 4) * watch.FIRST:
+            session.op("add")(X[:n], X[:n])
+        known = [(one, one._audits) for one in session.chooser.watches._known.values()]
+        for turn in range(2):
+            arm(session)
+            for n in (4, 3, 4, 4):
+                session.op("add")(X[:n], X[:n])
+            assert [one._audits - before for one, before in known] == [1, turn]
+
+
 def test_the_thread_arms_what_rests_and_ends_where_nothing_does():
     session, _ = watching()
     waited = []
