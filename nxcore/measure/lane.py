@@ -41,6 +41,7 @@ class Lane:
     sample and ``sizes``, as ``SAMPLES``. ``clear_us`` and ``slow_us`` are the samples of the present block
     that others didn't disturb, and those that they did; ``disturbed`` blocks have none of the former.
     ``took`` and ``lost`` are nanoseconds of all samples, and how many of them others had the processors.
+    By the device's clock, ``apart`` blocks took much less than by the host's.
     """
 
     call: Callable[[], Any]
@@ -145,9 +146,21 @@ def cpu_block(lane: Lane, clock: Clock, load: Load, late: Callable[[], bool] = l
 
 
 def cuda_block(
-    device: torch.device, lane: Lane, clock: Clock, host_s: float = HOST_S, spin_s: float = math.inf
+    device: torch.device,
+    lane: Lane,
+    first: Lane,
+    clock: Clock,
+    host_s: float = HOST_S,
+    spin_s: float = math.inf,
 ) -> None:
-    """Run a candidate's part of a block on CUDA; ``host_s`` and ``spin_s`` are those of ``Effort``."""
+    """Run a candidate's part of a block on CUDA; ``host_s`` and ``spin_s`` are those of ``Effort``.
+
+    Raises
+    ------
+    MeasurementError
+        If the clocks of the host and of the device disagree on five of its blocks, and on none of the first
+        candidate's, which is torch's.
+    """
     synchronize(device)
     if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
         expected_us = lane.host_us[-1] if lane.host_us else lane.each_s * 1e6
@@ -166,8 +179,8 @@ def cuda_block(
     lane.host_us.append(host_us)
     # The device works on what was issued, so the host's clock has no more than both times, but for the wait.
     longest_us = clocks.AGREE * calls * (host_us + lane.device_us[-1]) + 100
-    lane.apart = lane.apart + 1 if all_us > longest_us else 0
-    if lane.apart == 5:  # blocks in a row: other programs disturb some
+    lane.apart += all_us > longest_us
+    if lane.apart >= 5 and not first.apart:  # others' work on the device disturbs the first one's too
         raise MeasurementError(f"{calls} calls took {duration(all_us)}, and by the device's events much less")
 
 

@@ -329,8 +329,8 @@ class Race:
 
     def _block(self, _label: str, lane: Lane) -> None:
         if self._device.type == "cuda":
-            effort = self._effort
-            cuda_block(self._device, lane, self._clock, host_s=effort.host_s, spin_s=effort.spin_s)
+            effort, first = self._effort, self._lanes[self._first]
+            cuda_block(self._device, lane, first, self._clock, host_s=effort.host_s, spin_s=effort.spin_s)
         else:
             cpu_block(lane, self._clock, self._load, lambda: self._late)
 

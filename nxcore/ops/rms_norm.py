@@ -70,6 +70,9 @@ def reference(
     tensor([[ 1., -1.]])
     """
     size = list(normalized_shape)
+    if x.dtype is torch.float64:  # by the formula: torch's CUDA kernel makes a row with an infinity NaN
+        y = x * inverse(x, normalized_shape, spacing(x) or 0.0 if eps is None else eps)
+        return (y if weight is None else y * weight).contiguous()
     if weight is None or weight.dtype == x.dtype:
         return functional.rms_norm(x, size, weight, eps).contiguous()
     wide = torch.promote_types(accumulator(x), weight.dtype)  # torch warns of other dtypes
@@ -266,7 +269,8 @@ def gradient(
     if eps is None:
         eps = spacing(x) or 0.0
     one_dtype = grad.dtype == x.dtype and (weight is None or weight.dtype == x.dtype)
-    if x.is_cuda and one_dtype and x.numel() and not torch.is_grad_enabled():
+    fused = x.is_cuda and x.dtype is not torch.float64 and not torch.is_grad_enabled()
+    if fused and one_dtype and x.numel():
         return _fused(grad, x, normalized_shape, weight, eps, output_mask)
     wide = accumulator(x)
     if weight is not None:

@@ -91,8 +91,8 @@ def computed(operator: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """Return the results, and the gradients of what can have one."""
     written = any(p.kind == "out" and a is not None for p, a in zip(operator.spec.params, args, strict=True))
     given = fakes.leaves(list(args)) if operator.spec.gradient and not written else []
-    leaves = [t.detach().requires_grad_() for t in given]
-    rest = iter(leaves)
+    taken = [t.detach().requires_grad_(t.is_floating_point()) for t in given]
+    leaves, rest = [t for t in taken if t.requires_grad], iter(taken)
 
     def fresh(value: Any) -> Any:
         if isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):

@@ -382,7 +382,7 @@ def test_on_a_gpu_nothing_waits_for_the_device(session: Session, monkeypatch: An
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.MaxPool2d(2)).cuda()
     nxcore.accelerate(model)
     x = X.cuda()
-    train(model, 3, x)
+    train(model, 24, x)  # graphs and first launches of kernels, which are waited for
     cuda_answers(synchronize=refuse)
     monkeypatch.setattr(torch.cuda.Event, "synchronize", refuse)
     began = time.monotonic()

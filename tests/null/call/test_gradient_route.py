@@ -346,14 +346,3 @@ def test_a_pools_kernels_are_raced_in_its_calls_and_serve_none(us, crosses, join
         p.op: c.decision.chosen for p, *_ in session.chooser.choices for c in [session.chooser.known(p)]
     }
     assert choices["max_pool2d_with_offsets"] == ("fast" if crosses else "torch")
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_both_ways_are_raced():
-    session, runs = learning(0.5, 0.5, us=LONG)
-    for _ in range(MET + 1):
-        step(session, device="cuda")
-    runs.clear()  # of the gate
-    for _ in range(40):
-        step(session, device="cuda")
-    assert {"forward", "backward"} <= set(runs)

@@ -200,32 +200,34 @@ def test_a_long_call_is_issued_once_a_block_on_a_gpu(gpu, samples, calls):
     """A call of 4 ms was issued six times a block, four of them behind a spinning kernel of 8 ms."""
     clock, log = Clock(), []
     lane = Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=samples)
-    cuda_block(torch.device("cuda"), lane, clock)
+    cuda_block(torch.device("cuda"), lane, Lane(int), clock)
     assert len(log) == calls
     assert lane.host_us == pytest.approx([4000], rel=1e-3)
     assert lane.device_us == [500]
-    cuda_block(torch.device("cuda"), lane, clock)
+    cuda_block(torch.device("cuda"), lane, Lane(int), clock)
     assert gpu.slept[-1] == pytest.approx(1.25 * 4000 * 2000, rel=1e-3), "it covers the time to enqueue"
 
 
 def test_events_that_say_less_than_the_host_waited_are_no_times(gpu, cuda_answers):
     clock = Clock()
     cuda_answers(synchronize=lambda _: setattr(clock, "now", clock.now + 10_000_000))
-    lane = Lane(clock.costing(1), each_s=1e-4)
+    lane, first = Lane(clock.costing(1), each_s=1e-4), Lane(int)
     for _ in range(4):
-        cuda_block(torch.device("cuda"), lane, clock)
+        cuda_block(torch.device("cuda"), lane, first, clock)
     with pytest.raises(MeasurementError, match="by the device's events much less"):
-        cuda_block(torch.device("cuda"), lane, clock)
+        cuda_block(torch.device("cuda"), lane, first, clock)
+    first.apart = 1
+    cuda_block(torch.device("cuda"), lane, first, clock)  # other programs keep the device busy
 
 
 def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(gpu):
     clock, log = Clock(), []
     lane = Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=1)
     gpu.over = True  # the device had begun before all was enqueued
-    cuda_block(torch.device("cuda"), lane, clock)
+    cuda_block(torch.device("cuda"), lane, Lane(int), clock)
     assert len(log) == 2
     assert gpu.slept[1] / gpu.slept[0] == pytest.approx(2 / 1.25)
-    cuda_block(torch.device("cuda"), lane, clock)
+    cuda_block(torch.device("cuda"), lane, Lane(int), clock)
     assert len(log) == 3, "a call that waits for the device isn't repeated forever"
     assert lane.device_us == [500, 500]
 
@@ -235,7 +237,7 @@ def test_beside_the_program_the_device_spins_shortly(gpu, race_has):
     clock = Clock()
     for us, spin_us in ((40_000, 1000), (100, 125)):
         lane = Lane(clock.costing(us, lambda: None), each_s=us * 1e-6, samples=1)
-        cuda_block(torch.device("cuda"), lane, clock, spin_s=SPIN_S)
+        cuda_block(torch.device("cuda"), lane, Lane(int), clock, spin_s=SPIN_S)
         assert gpu.slept[-1] == pytest.approx(spin_us * 2000, rel=1e-3)
     efforts = []
     race_has(
@@ -255,7 +257,7 @@ def test_a_race_in_a_call_makes_few_calls(gpu, us, warm, calls):
     lane = Lane(clock.costing(us, lambda: log.append(1)))
     list(warm_up(lane, torch.device("cuda"), 0.9e-3, clock, IN_CALL.gpu_samples))
     assert len(log) == warm
-    cuda_block(torch.device("cuda"), lane, clock, IN_CALL.host_s)
+    cuda_block(torch.device("cuda"), lane, Lane(int), clock, IN_CALL.host_s)
     assert len(log) - warm == calls
 
 

@@ -76,14 +76,6 @@ def _ample(problem: Problem) -> Verdict:
     return no(f"needs {PARTS} bytes of shared memory, the device has {found}", code=Code.DEVICE)
 
 
-def _halves(problem: Problem) -> Verdict:
-    """Take half types alone on a GPU: of float32 the kernel was compiled for one, and has run on none."""
-    found = problem.tensors[0].dtype
-    if tile.INTERPRETED or found.itemsize == 2:
-        return YES
-    return no(f"needs a half type, got {found}: of float32 it has run on no GPU yet", code=Code.DTYPE)
-
-
 takes = partial(needs, device=_place)
 images = takes()
 blend = takes(_blend)
@@ -110,7 +102,7 @@ sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
 axis = takes(one_axis)
-scan = takes(_halves, one_axis)
+scan = takes(one_axis)
 last = takes(last_axes)
 losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
 groups = takes(whole_groups)
