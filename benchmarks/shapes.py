@@ -95,6 +95,7 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "max_pool2d_with_offsets": lambda n: (image(n), 3, 1, 1),
     "pointwise_conv2d": lambda n: (image(n), torch.randn(16, 16, 1, 1), None, 1, True),
     "rms_norm": lambda n: (_rows(n), (64,)),
+    "rope": lambda n: (torch.randn(4, 100 + n, 64), *torch.randn(2, 100 + n, 64)),
     "scaled_dot_product_attention": lambda n: (_rows(n),) * 3,
     "sep_conv2d": _separable,
     "sep_conv2d_batch_norm": _separable,

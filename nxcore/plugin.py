@@ -49,6 +49,7 @@ from nxcore.spec.problem import Problem, TensorMeta, is_tensor
 from nxcore.spec.process import preserved
 from nxcore.spec.product import Product
 from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
+from nxcore.spec.rope import Turned, turned_rows
 from nxcore.spec.sample import DEGENERATE, ErrorCase, Layout, Sample, Sketch, rand
 from nxcore.spec.scatters import summed_rows
 from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, OpSpec, Param, Parts, Way
@@ -110,6 +111,7 @@ __all__ = [
     "Sketch",
     "Statements",
     "TensorMeta",
+    "Turned",
     "Verdict",
     "Way",
     "Window",
@@ -174,6 +176,7 @@ __all__ = [
     "summed_rows",
     "sums_of",
     "toolkit_folder",
+    "turned_rows",
     "turned_windows",
     "whole_groups",
     "window_of",

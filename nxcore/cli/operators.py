@@ -41,8 +41,8 @@ PAGES = "https://github.com/nxcore/nxcore/blob/main/docs"
 MEASURED = frozenset(
     (
         "add", "avg_pool2d", "batch_norm", "conv2d", "cross_entropy", "cumsum", "depthwise_conv2d",
-        "gumbel_softmax", "index_add", "layer_norm", "matmul", "max_pool2d", "sep_conv2d", "softmax",
-        "softmax_sum", "sum",
+        "gumbel_softmax", "index_add", "layer_norm", "matmul", "max_pool2d", "rope", "sep_conv2d",
+        "softmax", "softmax_sum", "sum",
     )
 )  # fmt: skip
 """Operators with a page of their own, of how fast their kernels are."""

@@ -388,6 +388,13 @@ class _RmsNorm(Operator):
 
 rms_norm: _RmsNorm
 
+class _Rope(Operator):
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, rotary_dim: int | None = None
+    ) -> Tensor: ...
+
+rope: _Rope
+
 class _ScaledDotProductAttention(Operator):
     def __call__(
         self,

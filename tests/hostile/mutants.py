@@ -39,6 +39,7 @@ from tests.hostile import (
     of_numba_cuda,
     of_products,
     of_triton,
+    rope,
     scans,
     softmaxes,
 )
@@ -93,11 +94,11 @@ class Plugin:
 
 NUMBA = (
     *(*of_numba.MUTATIONS, *of_products.NUMBA, *lines.NUMBA, *norms.NUMBA),
-    *(*softmaxes.NUMBA, *cross_entropy.NUMBA),
+    *(*softmaxes.NUMBA, *cross_entropy.NUMBA, *rope.NUMBA),
 )
 TRITON = (
     *(*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON),
-    *(*lines.TRITON, *norms.TRITON, *softmaxes.TRITON, *cross_entropy.TRITON),
+    *(*lines.TRITON, *norms.TRITON, *softmaxes.TRITON, *cross_entropy.TRITON, *rope.TRITON),
 )
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", NUMBA),
@@ -109,7 +110,7 @@ PLUGINS = {
         (
             *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
             *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA, *norms.CUDA),
-            *(*softmaxes.CUDA, *cross_entropy.CUDA),
+            *(*softmaxes.CUDA, *cross_entropy.CUDA, *rope.CUDA),
         ),
     ),
     "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),

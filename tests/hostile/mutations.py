@@ -37,6 +37,7 @@ AXIS, AXIS_BACK = ("softmax", "log_softmax"), ("softmax_backward", "log_softmax_
 LAST = tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward"))
 LOSSES = ("cross_entropy", "cross_entropy_backward")
 GROUP = ("group_norm", "group_norm_backward")
+ROPE = ("rope", "rope_backward")
 SCATTERS = ("index_add", "embedding_dense_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
@@ -65,6 +66,7 @@ OPS = (
     *LAST,
     *LOSSES,
     *GROUP,
+    *ROPE,
     *SCATTERS,
     *SEPARABLE,
     *NORMS,
@@ -78,35 +80,18 @@ TORCHS = (
 )
 """What no plugin that is broken here has a kernel of: torch, or a library, computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
+OF_NUMBA_CUDA = (
+    *("add", "max_pool2d_backward", "weighted_sum", "weighted_sum_backward"),
+    *(*SUMS, *BLENDS, *LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK, *MEANS),
+)
+"""All that it has a kernel of."""
 NOT_IN = {
     "triton": (*SCATTERS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
     "numba": (
         *(*ON_GPUS, *SCANS, *SCATTERS, *COLUMNS, *POINTS, *POINTS_BACK),
         *(*NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
     ),
-    "numba-cuda": (
-        *ON_GPUS,
-        *DIRECT,
-        *DIRECT_BACK,
-        *COLUMNS,
-        *POINTS,
-        *POINTS_BACK,
-        *NORM_SUMS,
-        *FOREACH,
-        *FOLDS,
-        *FILTERED,
-        *SEPARABLE,
-        *ROWS,
-        *SCANS,
-        *AXIS,
-        *AXIS_BACK,
-        *LAST,
-        *LOSSES,
-        *GROUP,
-        *SCATTERS,
-        *NORMS,
-        *BLOCKS,
-    ),
+    "numba-cuda": tuple(op for op in (*OPS, *ALIKE) if op not in OF_NUMBA_CUDA),
 }
 """What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
 
@@ -201,6 +186,7 @@ NONE_SUCH = {
             *AXIS_BACK,
             *LAST,
             *GROUP,
+            *ROPE,
             *SCATTERS,
             *NORMS,
             *NORM_SUMS,

@@ -22,6 +22,7 @@ from tests.null.fakes import one_shape
 from tests.outside import blends, filters, norms, products  # noqa: F401  their strategies enter themselves
 from tests.outside import linear_cross_entropy as _losses  # noqa: F401  enters its strategy
 from tests.outside import reductions as _reductions  # noqa: F401  enters its strategies
+from tests.outside import rope as _rope  # noqa: F401  enters its strategies
 from tests.outside import rows as _rows  # noqa: F401  likewise
 from tests.outside import scaled_dot_product_attention as _attention  # noqa: F401  likewise
 from tests.outside import scans as _scans  # noqa: F401  likewise

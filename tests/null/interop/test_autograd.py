@@ -46,6 +46,7 @@ CASES = {
     "rms_norm": ("rms_norm", lambda: (double(3, 4), (4,), double(4)), {}),
     "layer_norm": ("layer_norm", lambda: (double(3, 4), (4,), double(4), double(4)), {}),
     "group_norm": ("group_norm", lambda: (double(3, 4, 5), 2, double(4), double(4)), {}),
+    "rope": ("rope", lambda: (double(3, 4, 6), double(4, 4), double(3, 1, 4), True, 4), {}),
     "min": ("min", lambda: (double(4, 5, 3), -1), {"keepdim": True}),
     "blend_list": ("softmax_sum", lambda: ([double(4, 5), double(5, 4).t()], double(2)), {}),
     "blend_stack": ("softmax_sum", lambda: (double(3, 4, 5), double(3)), {}),

@@ -108,6 +108,7 @@ KERNELS = kernels(
         "index_add": {**SUMMED, "target": "scatters:plan_add"},
         "embedding_dense_backward": {**SUMMED, "target": "scatters:plan_embedding"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
+        **{op: {"accepts": accepts.turned, "target": "rope:plan"} for op in ("rope", "rope_backward")},
         "group_norm": accepts.groups,
         "group_norm_backward": {"accepts": accepts.groups, "target": "group_norm:plan_backward"},
         **{

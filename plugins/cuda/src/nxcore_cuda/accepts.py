@@ -33,6 +33,7 @@ from nxcore.plugin import (
     overlaps,
     simulated,
     summed_rows,
+    turned_rows,
     whole_groups,
 )
 from nxcore_cuda import direct, direct_filters, separable
@@ -320,6 +321,7 @@ axis = takes(one_axis)
 last = takes(last_axes)
 losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
 groups = takes(whole_groups)
+turned = takes(turned_rows, one_gradient=True)
 summed = takes(summed_rows, dtypes=(*FLOATS, torch.int32, torch.int64))
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),

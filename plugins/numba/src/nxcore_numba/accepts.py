@@ -28,6 +28,7 @@ from nxcore.plugin import (
     no,
     of_classes,
     one_axis,
+    turned_rows,
     whole_groups,
 )
 from nxcore_numba import dims
@@ -133,6 +134,7 @@ CPU = _table(_on_cpu, at_most(dims.DIMS, "dimensions that can't be merged", _dim
     "last": _on_cpu(last_axes),
     "losses": _on_cpu(of_classes, dtypes=(*FLOATS, torch.int64)),
     "groups": _on_cpu(whole_groups),
+    "turned": _on_cpu(turned_rows, one_gradient=True),
     "rows": _on_cpu(rows=math.inf, one_gradient=True),
     "norm": _on_cpu(channels=dims.KINDS),
 }
@@ -186,28 +188,22 @@ FAMILIES = {
     "last": tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward")),
     "losses": ("cross_entropy", "cross_entropy_backward"),
     "groups": ("group_norm", "group_norm_backward"),
+    "turned": ("rope", "rope_backward"),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }
 """The operators by family; the gradients of sums and of global_avg_pool2d are views, and need no kernel."""
 
 TARGETS = {
+    **{op: f"{op[:-9]}:plan_backward" for ops in FAMILIES.values() for op in ops if op.endswith("_backward")},
+    **{op: f"{op}:plan" for op in ("conv2d_backward", "softmax_sum_backward")},
     "global_avg_pool2d": "sum:plan",
     "sum_to_size": "sum:plan",
     "mean": "sum:plan",
     **dict.fromkeys(FAMILIES["folds"], "fold:plan"),
     **dict.fromkeys(FAMILIES["axis"], "softmaxes:plan"),
     **{op: "norms:plan_backward" if "back" in op else "norms:plan" for op in FAMILIES["last"]},
-    "cross_entropy_backward": "cross_entropy:plan_backward",
-    "group_norm_backward": "group_norm:plan_backward",
-    "add_backward": "add:plan_backward",
-    "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
-    "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",
-    "entropy_backward": "entropy:plan_backward",
-    "batch_norm_backward": "batch_norm:plan_backward",
-    "avg_pool2d_backward": "avg_pool2d:plan_backward",
-    "max_pool2d_backward": "max_pool2d:plan_backward",
-    "global_max_pool2d_backward": "global_max_pool2d:plan_backward",
+    "rope_backward": "rope:plan",
     "max_pool2d_with_offsets": "max_pool2d:plan_with_offsets",
     "global_max_pool2d_with_offsets": "global_max_pool2d:plan_with_offsets",
     "weighted_sum": "softmax_sum:plan",

@@ -123,6 +123,7 @@ KERNELS = kernels(
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         **{op: {"accepts": accepts.scan, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
+        **{op: {"accepts": accepts.turned, "target": "rope:plan"} for op in ("rope", "rope_backward")},
         "group_norm": accepts.groups,
         "group_norm_backward": {"accepts": accepts.groups, "target": "group_norm:plan_backward"},
         **{

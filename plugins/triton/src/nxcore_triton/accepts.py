@@ -25,6 +25,7 @@ from nxcore.plugin import (
     no,
     of_classes,
     one_axis,
+    turned_rows,
     whole_groups,
 )
 from nxcore_triton import tile
@@ -106,6 +107,7 @@ scan = takes(one_axis)
 last = takes(last_axes)
 losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
 groups = takes(whole_groups)
+turned = takes(turned_rows, one_gradient=True)
 norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
     at_most(2**30 - 1, "values of a channel", lambda problem: problem["x"].numel() // problem["x"].shape[1]),
