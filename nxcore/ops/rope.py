@@ -22,7 +22,6 @@ from nxcore.ops.layer_norm import widened
 from nxcore.ops.rms_norm import outputs
 from nxcore.plugin import (
     DEGENERATE,
-    YES,
     Cost,
     ErrorCase,
     Gradient,
@@ -31,11 +30,9 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
-    Verdict,
     Way,
     backward_of,
     brief,
-    no,
     rand,
     require_flag,
     require_tensor,
@@ -115,15 +112,6 @@ def torchs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, rotary_dim: i
     size = turning(x, rotary_dim)
     z, c, s = x[..., :size], spread(cos, size, interleaved), spread(sin, size, interleaved)
     return joined(z * c + turned(z, interleaved) * s, x)
-
-
-def _accepts(problem: Any) -> Verdict:
-    """Refuse angles of other dtypes than float32's, whose products it would round."""
-    given = {meta.dtype for meta in problem.tensors}
-    return YES if len(given) == 1 else no("rounds products of several dtypes on the way")
-
-
-torchs.accepts = _accepts  # type: ignore[attr-defined]  # read by the backend "torch"
 
 
 def check(x: Any, cos: Any, sin: Any, interleaved: Any, rotary_dim: Any) -> None:
@@ -263,7 +251,7 @@ SPEC = OpSpec(
     errors=ERRORS,
     magnitude=magnitude,
     terms=lambda *_: 2,
-    idioms=MappingProxyType({"rotate_half": torchs}),
+    yardsticks=MappingProxyType({"rotate_half": torchs}),
     gradient=Gradient(
         "rope_backward",
         _backward,
