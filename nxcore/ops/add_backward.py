@@ -7,11 +7,13 @@ The transpose of broadcasting is the sum over the broadcast dimensions.
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nxcore.ops.sum_to_size import ways
 from nxcore.plugin import (
     DEGENERATE,
     Cost,
@@ -202,4 +204,5 @@ SPEC = OpSpec(
     view=view,
     idle=idle,
     outputs=outputs,
+    ways=lambda grad, x_size, y_size, alpha, mask: ways(grad, *compress((x_size, y_size), mask)),
 )

@@ -9,6 +9,7 @@ The sums that a norm's gradient consists of are those of the weights' gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     backward_of,
     rand,
     require_shape,
@@ -147,18 +149,16 @@ def outputs(
     return tuple(like(x) if m else None for x, m in zip(xs, mask, strict=True)), dots if last else None
 
 
-def cost(
-    grad: Any,
-    xs: Any,
-    weights: Any,
-    mean: Any,
-    var: Any,
-    normed: Any,
-    eps: Any,
-    output_mask: Any,
-) -> Cost:
+def ways(grad: Any, xs: Any, *rest: Any) -> tuple[Way, ...]:
+    """Divide by channel; the weights' gradient is a sum over all."""
+    each = (1,) * len(xs)
+    results = tuple(compress((*each, None), wanted(xs, rest[-1])))
+    return (Way((1, *each, None, 1, 1), None, True, "" if any(results) else "sum", results),)
+
+
+def cost(grad: Any, xs: Any, weights: Any, mean: Any, var: Any, normed: Any, *rest: Any) -> Cost:
     """Count grad and all tensors that are needed read once, the requested gradients written."""
-    *mask, last = wanted(xs, output_mask)
+    *mask, last = wanted(xs, rest[-1])
     norms = flags(xs, normed)
     read = 1 + sum(last or (norm and want) for norm, want in zip(norms, mask, strict=True))
     each = xs[0].numel()
@@ -250,4 +250,5 @@ SPEC = backward_of(
     errors=ERRORS,
     terms=terms,
     outputs=outputs,
+    ways=ways,
 )

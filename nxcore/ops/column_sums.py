@@ -24,6 +24,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     is_tensor,
     rand,
     require_same,
@@ -102,6 +103,13 @@ def cost(xs: Any) -> Cost:
     return Cost(bytes=(read + made) * first.element_size(), flops=read)
 
 
+def ways(xs: Any) -> tuple[Way, ...]:
+    """Add up the sums of parts of the rows, where all matrices have as many."""
+    if len({rows for rows, _ in sizes(xs)}) > 1:
+        return ()
+    return (Way((1,) if is_tensor(xs) else (0,) * len(xs), None, audits=True, joins="sum"),)
+
+
 def magnitude(xs: Any) -> Tensor:
     """Return the sums of absolute values."""
     return reference([x.abs() for x in xs])
@@ -178,5 +186,6 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     outputs=outputs,
+    ways=ways,
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),  # as torch.sum
 )

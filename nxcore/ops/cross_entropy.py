@@ -29,6 +29,7 @@ from nxcore.plugin import (
     Sample,
     TensorMeta,
     Verdict,
+    Way,
     brief,
     no,
     rand,
@@ -166,6 +167,15 @@ def outputs(x: Any, target: Any, weight: Any, ignored: Any, reduction: Any, _: A
     if not x.numel():
         return None
     return TensorMeta.row_major(targets_of(x) if reduction == "none" else (), x.dtype, x.device)
+
+
+def ways(x: Any, target: Any, weight: Any, ignored: Any, reduction: Any, _: Any) -> tuple[Way, ...]:
+    """Divide by row; a sum or mean of rows is that of its parts."""
+    whole = () if weight is None else (None,)
+    rows = [(d, d - (d > axis_of(x))) for d in range(len(x.shape)) if d != axis_of(x)]
+    if reduction == "none":
+        return tuple(Way((d, e, *whole), e, audits=True) for d, e in rows)
+    return tuple(Way((d, e, *whole), None, audits=True, joins=reduction) for d, e in rows)
 
 
 def along(x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -325,6 +335,7 @@ SPEC = OpSpec(
     idioms=MappingProxyType({"cross_entropy": torchs}),
     gradient=Gradient("cross_entropy_backward", _backward, saves=("input", "target", "weight")),
     outputs=outputs,
+    ways=ways,
     sketches=lambda x, target, *_: {"target": below(x, target)},
     autocast=MappingProxyType({"cpu": "float32", "cuda": "float32"}),
 )

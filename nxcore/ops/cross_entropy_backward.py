@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nxcore.ops.cross_entropy import SPEC as FORWARD
-from nxcore.ops.cross_entropy import along, axis_of, below, classes, of_classes, shift, targets_of
+from nxcore.ops.cross_entropy import along, axis_of, below, classes, of_classes, shift, targets_of, ways
 from nxcore.ops.softmax import apart
-from nxcore.plugin import Cost, Sample, TensorMeta, backward_of, rand
+from nxcore.plugin import Cost, Sample, TensorMeta, Way, backward_of, rand
 
 Result = tuple[Tensor | None, None, None]
 MASK = (True, True, True)
@@ -125,6 +125,27 @@ def gradient_outputs(grad: Any, x: Any, *rest: Any) -> tuple[TensorMeta | None, 
     return TensorMeta.row_major(tuple(x.shape), x.dtype, x.device) if rest[-1][0] else None, None, None
 
 
+def gradient_ways(grad: Any, x: Any, target: Any, weight: Any, *rest: Any) -> tuple[Way, ...]:
+    """Divide by row, where the incoming gradient is each row's own, or that of a sum."""
+    ignored, reduction, smoothing, mask = rest
+    if reduction == "mean" or not mask[0]:
+        return ()
+    each = ways(x, target, weight, ignored, "none", smoothing)
+    return tuple(
+        Way((None if reduction == "sum" else way.result, *way.tensors), way.tensors[0], True) for way in each
+    )
+
+
+def settled(grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, *rest: Any) -> tuple[Any, ...]:
+    """Return the gradient of a mean as that of a sum, from the divisor."""
+    ignored, reduction, *others = rest
+    if reduction != "mean":
+        return grad, x, target, weight, *rest
+    kept = (target != ignored).double()
+    own = kept if weight is None else kept * weight.double()[target.long().where(kept > 0, 0)]
+    return grad.double() / own.sum(), x, target, weight, ignored, "sum", *others
+
+
 ROWS = (rand(6, 24), classes((6,), 24))
 EACH = {"reduction": "none", "label_smoothing": 0.1}
 
@@ -144,5 +165,7 @@ SPEC = backward_of(
         Sample("gaps_in_grad", (rand(3, 5, layout="strided"), rand(3, 4, 5), classes((3, 5), 4)), EACH),
     ),
     outputs=gradient_outputs,
+    ways=gradient_ways,
+    settled=settled,
     sketches=lambda grad, x, target, *_: {"target": below(x, target)},
 )

@@ -24,6 +24,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     brief,
     rand,
     require_flag,
@@ -180,6 +181,7 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=lambda grad_output, indices, *_: max(int(indices.numel()), 1),
     outputs=outputs,
+    ways=lambda grad_output, *_: (Way((grad_output.ndim - 1, None), 1, audits=True),),
     sketches=lambda grad_output, indices, rows, *_: {
         "indices": rand(*indices.shape, low=0, high=rows, dtype=indices.dtype)
     },

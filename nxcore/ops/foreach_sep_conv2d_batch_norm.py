@@ -381,4 +381,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     outputs=outputs,
+    whole="each result depends on all images, by the statistics of a channel",
 )

@@ -138,23 +138,9 @@ def masks_of(xs: Any, output_mask: Flags | None) -> list[Flags]:
     return [mask[i::count] for i in range(count)]
 
 
-def check(
-    grads: Any,
-    xs: Any,
-    dw_weights: Any,
-    pw_weights: Any,
-    ys: Any,
-    strides: Any,
-    paddings: Any,
-    dilations: Any,
-    mean: Any,
-    var: Any,
-    normed: Any,
-    relu: Any,
-    eps: Any,
-    output_mask: Any,
-) -> None:
+def check(grads: Any, xs: Any, dw_weights: Any, pw_weights: Any, ys: Any, *rest: Any) -> None:
     """Raise unless the operator is defined for the arguments."""
+    strides, paddings, dilations, mean, var, normed, relu, eps, output_mask = rest
     windows = strides, paddings, dilations
     check_forward(xs, dw_weights, pw_weights, *windows, normed, relu, eps)
     given = each(xs, dw_weights, pw_weights, *windows, relu)
@@ -310,4 +296,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     outputs=outputs,
+    whole="each result depends on all images, by the statistics of a channel",
 )

@@ -35,6 +35,7 @@ from nxcore.plugin import (
     Sample,
     Sketch,
     TensorMeta,
+    Way,
     backward_of,
     dense,
     laid_out,
@@ -268,4 +269,5 @@ BACKWARD = backward_of(
     idioms=MappingProxyType({"by_scattering": by_scattering}),
     sketches=sketches,
     outputs=gradient_outputs,
+    ways=lambda grad, *_: tuple(Way((d, d), d, audits=True) for d in range(grad.ndim - 2)),
 )

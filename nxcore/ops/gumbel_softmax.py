@@ -11,6 +11,7 @@ gradient computes the soft weights again, so that only the arguments are saved:
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -380,5 +381,9 @@ BACKWARD = backward_of(
     ),
     terms=lambda grad, *rest: grad.shape[-1] if grad.ndim else 1,
     outputs=gradient_outputs,
+    ways=lambda grad, logits, tau, noise, mask: tuple(
+        Way((w.result, *w.tensors), None, True, results=tuple(compress(w.tensors, wanted(tau, mask))))
+        for w in ways(logits, tau, False, noise)
+    ),
     sketches=lambda grad, logits, tau, noise, mask: sketches(logits, tau, False, noise),
 )

@@ -32,6 +32,7 @@ from nxcore.plugin import (
     Sample,
     Sketch,
     TensorMeta,
+    Way,
     backward_of,
     brief,
     rand,
@@ -152,6 +153,11 @@ def outputs(x: Any, dim: Any, index: Any, source: Any, alpha: Any) -> TensorMeta
     return TensorMeta.row_major(tuple(x.shape), x.dtype, x.device)
 
 
+def ways(ndim: int, dim: int) -> list[int]:
+    """Return the axes that nothing is added up along."""
+    return [d for d in range(ndim) if d != dim % ndim]
+
+
 SAMPLES = (
     Sample("many_of_few", (rand(7, 12), 0, index(90, 7), rand(90, 12)), {"alpha": 0.5}, SMOKE),
     Sample("few_of_many", (rand(300, 5), 0, index(11, 300), rand(11, 5)), tags=SMOKE),
@@ -227,6 +233,7 @@ SPEC = OpSpec(
         }
     ),
     gradient=Gradient("index_add_backward", _backward, saves=("index",)),
+    ways=lambda x, dim, *_: tuple(Way((d, None, d), d, audits=True) for d in ways(x.ndim, dim)),
     outputs=outputs,
     sketches=lambda x, dim, index, source, alpha: {"index": _below(x.shape, dim, index)},
 )
@@ -320,5 +327,8 @@ BACKWARD = backward_of(
     ),
     terms=lambda *_: 1,
     view=lambda *args: not args[-1][2],
+    ways=lambda grad, size, dim, index, alpha, mask: tuple(
+        Way((d, None), None, audits=True, results=(d,) * (mask[0] + mask[2])) for d in ways(grad.ndim, dim)
+    ),
     sketches=lambda grad, size, dim, index, alpha, mask: {"index": _below(size, dim, index)},
 )

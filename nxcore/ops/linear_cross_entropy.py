@@ -26,6 +26,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    Way,
     brief,
     rand,
     require_shape,
@@ -300,6 +301,14 @@ def outputs(x: Any, w: Any, target: Any, b: Any, weight: Any, reduction: Any, *_
     return TensorMeta(shape, (1,) * len(shape), x.dtype, x.device)
 
 
+def ways(x: Any, w: Any, target: Any, b: Any, weight: Any, reduction: Any, *_: Any) -> tuple[Way, ...]:
+    """Divide by row, of which each depends on all of the linear layer; a sum or mean is that of its parts."""
+    whole = (None,) * sum(t is not None for t in (b, weight))
+    if reduction == "none":
+        return (Way((0, None, 0, *whole), 0, audits=True),)
+    return (Way((0, None, 0, *whole), None, audits=True, joins=reduction),)
+
+
 def classes(rows: int, count: int) -> Any:
     """Describe targets."""
     return rand(rows, low=0, high=count, dtype=torch.int64)
@@ -393,5 +402,6 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=lambda x, *_: max(x.shape[1], 1),
     outputs=outputs,
+    ways=ways,
     sketches=lambda x, w, *_: {"target": classes(x.shape[0], w.shape[0])},
 )

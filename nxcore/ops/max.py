@@ -38,6 +38,7 @@ from nxcore.plugin import (
     Sample,
     Sketch,
     TensorMeta,
+    Way,
     backward_of,
     brief,
     canonical_dims,
@@ -237,6 +238,10 @@ def backward_at_indices(spec: OpSpec, gradient: Callable[..., Tensor]) -> OpSpec
         ),
         terms=lambda *args: 1,
         exact=True,
+        ways=lambda grad, indices, size, dim, keepdim: tuple(
+            Way((w.result,) * 2, w.tensors[0], audits=True)
+            for w in spec.ways(torch.empty(size, device="meta"), dim, keepdim)
+        ),
         sketches=lambda grad, indices, size, dim, keepdim: {"indices": _indices(size, dim, keepdim)},
         outputs=lambda grad, indices, size, dim, keepdim: TensorMeta.row_major(size, grad.dtype, grad.device),
     )

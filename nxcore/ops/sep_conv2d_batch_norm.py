@@ -111,22 +111,11 @@ def check_convolution(x: Any, *rest: Any) -> None:
     require_channels(SEP_CONV2D.outputs(x, *rest))
 
 
-def check(
-    x: Any,
-    dw_weight: Any,
-    pw_weight: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    relu: Any,
-    weight: Any,
-    bias: Any,
-    eps: Any,
-) -> None:
+def check(*args: Any) -> None:
     """Raise unless the operator is defined for the arguments."""
-    convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
-    check_convolution(*convolution)
-    require_factors(SEP_CONV2D.outputs(*convolution), weight, bias)
+    *_, weight, bias, eps = args
+    check_convolution(*args[:WINDOW])
+    require_factors(SEP_CONV2D.outputs(*args[:WINDOW]), weight, bias)
     require_eps(eps)
 
 
@@ -270,6 +259,7 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     outputs=outputs,
+    whole="each result depends on all images, by the statistics of a channel",
     parts=Parts(("sep_conv2d", "batch_norm"), _split, _join),
     gradient=Gradient(
         "sep_conv2d_batch_norm_backward",

@@ -109,22 +109,10 @@ def reference(
     return x_grad, dw_grad, pw_grad, weight_grad, bias_grad
 
 
-def check(
-    x: Any,
-    dw_weight: Any,
-    pw_weight: Any,
-    y: Any,
-    mean: Any,
-    var: Any,
-    weight: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    relu: Any,
-    eps: Any,
-) -> None:
+def check(x: Any, dw_weight: Any, pw_weight: Any, y: Any, mean: Any, var: Any, *rest: Any) -> None:
     """Raise unless the operator is defined for the arguments after the gradient."""
-    convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
+    weight, *window, eps = rest
+    convolution = (x, dw_weight, pw_weight, *window)
     check_forward(*convolution)
     made = between(*convolution)
     floats = tuple(dict.fromkeys((made.dtype, torch.float32)))
@@ -275,5 +263,6 @@ SPEC = backward_of(
     errors=ERRORS,
     terms=terms,
     outputs=outputs,
+    whole="each result depends on all images, by the statistics of a channel",
     parts=Parts(("batch_norm_backward", "sep_conv2d_backward"), _parts, _join),
 )

@@ -28,6 +28,7 @@ from nxcore.plugin import (
     Problem,
     Sample,
     TensorMeta,
+    Way,
     rand,
     require_size,
     require_tensor,
@@ -98,6 +99,17 @@ def outputs(x: Any, size: Any) -> TensorMeta | None:
     return None if plain is None or view(x, size) else TensorMeta.row_major(tuple(size), x.dtype, x.device)
 
 
+def ways(x: Any, *sizes: Any) -> tuple[Way, ...]:
+    """Divide sums of ``x`` to each size along the axes that it keeps; along others parts are added up."""
+    ends = [len(x.shape) - len(size) for size in sizes]
+    found = []
+    for d, n in enumerate(x.shape):
+        each = zip(sizes, ends, strict=True)
+        dims = tuple(d - lead if d >= lead and size[d - lead] == n else None for size, lead in each)
+        found.append(Way((d,), None, True, "" if any(i is not None for i in dims) else "sum", dims))
+    return tuple(found)
+
+
 def magnitude(x: Tensor, size: Any) -> Tensor:
     """Return the sum of absolute values."""
     return x.abs().sum_to_size(size)
@@ -162,6 +174,7 @@ SPEC = OpSpec(
     view=view,
     outputs=outputs,
     idle=idle,
+    ways=ways,
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
 )
 

@@ -273,6 +273,10 @@ class OpSpec:
         as indices, from the described arguments. Other tensors may hold any values.
     ways : callable
         ``ways(*arguments)``: the ways to divide a call: audits take rows, and DTensors are sharded.
+    settled : callable
+        ``settled(*arguments)``: the same call, which ways divide, with what all results share computed.
+    whole : str
+        Why no part of a call can be checked alone: audits compare the whole with torch's own result.
     autocast : Mapping of str to str
         Device type -> what ``torch.autocast`` does to floating arguments: ``same`` (nothing), ``lower``
         (casts them to its dtype) or ``float32`` (computes in float32). For other device types, the reference
@@ -313,6 +317,8 @@ class OpSpec:
     parts: Parts | None = None
     sketches: Callable[..., Mapping[str, Any]] = lambda *_: MappingProxyType({})
     ways: Callable[..., tuple[Way, ...]] = lambda *_: ()
+    settled: Callable[..., tuple[Any, ...]] = lambda *args: args
+    whole: str = ""
     autocast: Mapping[str, Cast] = field(default_factory=lambda: MappingProxyType({}))
     selector: Selector | None = None
     expression: Any = None

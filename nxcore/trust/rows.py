@@ -42,20 +42,27 @@ class Rows:
     ----------
     cuts : tuple of (Way, tuple of (int, int))
         The ways by which the call is divided, and the parts that are taken along each.
-    shape : tuple of int
-        That of the first result. An argument that names it names the parts' own in their reference.
+    shapes : tuple of (tuple of int)
+        Those of the results. An argument that names one names the parts' own in their reference.
     """
 
     cuts: tuple[tuple[Way, Chunks], ...]
-    shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def some(self) -> bool:
+        """Whether a result is left out, which is a sum over all parts."""
+        return any(None in _dims(way, len(self.shapes)) for way, _ in self.cuts)
 
     def of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return copies of the parts of the arguments; what each row takes whole isn't copied."""
-        size = list(self.shape)
+        sizes = [list(shape) for shape in self.shapes]
         for way, chunks in self.cuts:
-            if (dim := _dims(way, 1)[0]) is not None:
-                size[dim] = sum(n for _, n in chunks)
-        return tuple(tuple(size) if _is(arg, self.shape) else arg for arg in cut(args, self.cuts))
+            for size, dim in zip(sizes, _dims(way, len(sizes)), strict=True):
+                if dim is not None:
+                    size[dim] = sum(n for _, n in chunks)
+        own = dict(zip(self.shapes, map(tuple, sizes), strict=True))
+        return tuple(own.get(tuple(arg), arg) if _is_size(arg) else arg for arg in cut(args, self.cuts))
 
     def right(self, spec: OpSpec, parts: tuple[Any, ...], result: Any) -> tuple[Tensor, ...]:
         """Return the reference's results on parts, in float64 and rounded as ``result`` is."""
@@ -85,8 +92,8 @@ def cut(args: tuple[Any, ...], cuts: Sequence[tuple[Way, Chunks]]) -> tuple[Any,
     return parts
 
 
-def _is(argument: Any, shape: tuple[int, ...]) -> bool:
-    return isinstance(argument, tuple) and set(map(type, argument)) == {int} and argument == shape
+def _is_size(argument: Any) -> bool:
+    return isinstance(argument, tuple | list) and set(map(type, argument)) == {int}
 
 
 def _dims(way: Way, count: int) -> tuple[int | None, ...]:
@@ -151,7 +158,7 @@ def _chosen(
         long = max(1, most // (least * len(places))) if way is ways[0] else 1
         starts = sorted({max(0, min(place - long // 2, size - long)) for place in places})
         cuts.append((way, tuple(_apart(starts, min(long, size)))))
-    return Rows(tuple(cuts), tuple(outputs[0].shape))
+    return Rows(tuple(cuts), tuple(tuple(y.shape) for y in outputs))
 
 
 def _flat(results: Any) -> Iterator[Any]:

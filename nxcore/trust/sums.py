@@ -77,10 +77,12 @@ def sums(spec: OpSpec, args: tuple[Any, ...], dice: Callable[[int], int]) -> Sum
     """Choose blocks of a call whose results parts make up; None if there are no such parts."""
     tensors = list(leaves(args))
     ways = [way for way in spec.ways(*args) if way.joins]
-    if not ways or not all(t.dtype.is_floating_point or spec.exact for t in tensors):
+    if not ways or not (tensors[0].dtype.is_floating_point or spec.exact):
         return None
     way = max(ways, key=lambda way: length(way, tensors))
     size, nbytes = length(way, tensors), sum(t.nbytes for t in tensors)
+    if BLOCKS * sum(t.nbytes for t, d in zip(tensors, way.tensors, strict=True) if d is None) > DEPENDENCE:
+        return None  # each block takes these whole
     each = max(1, nbytes // size)
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     long = max(1, min(nbytes // PART if on_cpu else DEPENDENCE, DEPENDENCE) // (BLOCKS * each))

@@ -14,7 +14,7 @@ from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.distance import strays
 from nxcore.trust.form import meet, same_bits, spans, twin
-from nxcore.trust.truth import Truth, without_out
+from nxcore.trust.truth import Truth, widened, without_out
 
 CLEAR = 4.0
 """The factor on the allowed distance beyond which a result convicts even if it can't be reproduced."""
@@ -65,6 +65,15 @@ def confirmed(
     if bool(strays(spec, given, truth.torch, result, slack=CLEAR)):
         return f"{first.reason}; the same inputs again gave the right result"
     return ""
+
+
+def apart(spec: OpSpec, given: tuple[Any, ...], native: Any, result: Any) -> bool:
+    """Return whether a result is clearly not torch's own, in the call's own dtype: no copies are needed."""
+    own = tuple(leaves(native))
+    scale = own if spec.exact else tuple(leaves(spec.magnitude(*widened(given, half=True))))
+    truth = Truth(own, own, scale, max(spec.terms(*given), 1), spec.exact)
+    right, seen = (own, result) if _sure(truth, given) else _finite(truth, result)
+    return bool(strays(spec, given, right, seen, slack=CLEAR))
 
 
 def versions(result: Any) -> tuple[int | None, ...]:

@@ -19,7 +19,9 @@ APART = frozenset(
         "idle",
         "sketches",
         "view",
+        "settled",
         "ways",
+        "whole",
         "yardsticks",
     ]
 )

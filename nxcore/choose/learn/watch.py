@@ -29,10 +29,11 @@ from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem, leaves
 from nxcore.trust.distance import strays
 from nxcore.trust.form import exchanged, form, meet, misformed, spans, twin
+from nxcore.trust.memory import bits, same
 from nxcore.trust.rows import Rows, rows
 from nxcore.trust.state import State, disturbance
 from nxcore.trust.sums import Sums, sums
-from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore, versions
+from nxcore.trust.suspicion import INPUTS, apart, confirmed, differ, out_of, restore, versions
 from nxcore.trust.truth import without_out
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ HELD = 1 << 22
 """The largest result, in bytes, that is kept until the next watched call; the caller gets a copy."""
 
 COPIES = 12
-"""Memory of an audit, in multiples of the problem's own."""
+"""Memory of an audit, in multiples of the problem's own; a comparison with torch's own takes a third."""
 
 _drawn = random.SystemRandom().randrange  # the program's own generator stays as it is
 
@@ -210,12 +211,15 @@ class Watch:
         size, spec, outputs = sum(t.nbytes for t in leaves(args)), self.problem.spec, self.problem.outputs
         large = size > HELD and out_of(spec, args) is None
         try:
-            if large and (taken := rows(spec, args, outputs, _drawn) or sums(spec, args, _drawn)):
-                return taken.of(args), taken
+            given = spec.settled(*args) if large else args
+            if large and (taken := rows(spec, given, outputs, _drawn) or sums(spec, given, _drawn)):
+                return taken.of(given), taken
             if self._owner.room(COPIES * size, self.problem.device):
                 return twin(args), None
-            if large and (some := rows(spec, args, outputs, _drawn, self._audits)):
-                return some.of(args), some
+            if large and (some := rows(spec, given, outputs, _drawn, self._audits)):
+                return some.of(given), some
+            if large:
+                return (), None
         except FOREIGN:  # for example out of memory: the call must not fail for it
             pass
         return None, None
@@ -224,25 +228,24 @@ class Watch:
         self, args: tuple[Any, ...], own: tuple[Any, ...] | None, result: Any, taken: Rows | Sums | None
     ) -> tuple[str, Any]:
         """Return why the kernel is convicted, empty if it isn't, and the caller's result."""
-        spec, whole = self.problem.spec, None if taken else own
+        spec, whole = self.problem.spec, (own or None) if taken is None else None
         reason, native = self._form(args, result, whole)
-        malformed = bool(reason)
-        if not reason and own is not None and isinstance(taken, Sums):
-            reason = self._summed(taken, args, own, result)
-        elif not reason and own is not None:
-            seen = result
-            if isinstance(taken, Rows):
+        malformed, seen = bool(reason), result
+        if not reason and own and not isinstance(taken, Sums):
+            if taken:
                 right = taken.right(spec, own, result)
                 seen = taken.results(result, right)
             else:
                 right = native = self._reference(own) if native is None else native
-            now = taken.of(args) if taken else args
+            now = taken.of(spec.settled(*args)) if taken else args
             flags = torch.stack([strays(spec, self._inputs(own), right, seen), differ(spec, now, own)])
             if flags.is_cuda and not (taken and self._calls <= 1):
                 self._later(own, seen, flags, part=taken is not None)
             elif bool(flags.any()):
                 planned = None if taken else self._again
                 reason = confirmed(planned, spec, own, seen, changed=bool(flags[1]))
+        if not reason and (own == () or isinstance(taken, Sums) or (taken and taken.some)):
+            reason = self._as_a_whole(taken, args, own, result)
         if reason:
             if whole is not None and (malformed or reason == INPUTS):
                 restore(args, whole)
@@ -252,18 +255,35 @@ class Watch:
         self._hold(result)
         return "", result if REGIME.captured else self._apart(result)  # no caller gets a capture's run
 
-    def _summed(self, taken: Sums, args: tuple[Any, ...], blocks: tuple[Any, ...], result: Any) -> str:
-        """Return how a result that depends on much is wrong: by blocks, and as a whole where that's due."""
+    def _as_a_whole(self, taken: Rows | Sums | None, args: tuple[Any, ...], blocks: Any, result: Any) -> str:
+        """Return how a result is wrong of which few or no parts were checked: against torch's own if due."""
         began, spec = time.perf_counter(), self.problem.spec
-        if not (whole := began >= self._whole_s):
+        size = COPIES // 3 * sum(t.nbytes for t in leaves(args))
+        whole = taken is None or began >= self._whole_s
+        if not isinstance(taken, Sums) and not (whole and self._owner.room(size, self.problem.device)):
+            return ""
+        if isinstance(taken, Sums) and not whole:
             odd = taken.strays(spec, blocks, result)
             if odd.is_cuda:
                 self._later((), result, torch.stack([odd, odd]), part=True)
             if odd.is_cuda or not odd:
                 return ""
-        native = spec.reference(*args)
-        if taken.strays(spec, blocks, result, native):
-            return f"it is {result}, torch's own is {native}"
+
+        def unlike(native: Any, result: Any) -> bool:
+            if isinstance(taken, Sums):
+                return bool(taken.strays(spec, blocks, result, native))
+            return apart(spec, args, native, result)
+
+        try:
+            native = spec.reference(*args)
+            if unlike(native, result):  # unless another thread writes into the inputs
+                steady = taken is not None and same(*(bits(leaves(t)) for t in (taken.of(args), blocks)))
+                again, now = self._again(*args), spec.reference(*args)
+                wrong = (steady or unlike(now, again)) and not unlike(now, native)
+                return f"it is {result}, torch's own is {native}" if wrong else ""
+        except torch.OutOfMemoryError:
+            self._whole_s = math.inf
+            return ""
         # Where blocks said too little of such numbers, each audit compares the whole from now on.
         self._whole_s = time.perf_counter() + (time.perf_counter() - began) / SHARE if whole else -math.inf
         return ""
