@@ -178,7 +178,7 @@ class CudaRecorder:
                 result = work()
             except BaseException:
                 pool.leave()
-                with contextlib.suppress(RuntimeError):  # it reports the failed capture again
+                with contextlib.suppress(RuntimeError, UserWarning):  # it reports the failed capture again
                     graph.capture_end()
                 raise
             try:

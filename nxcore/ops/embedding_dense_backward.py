@@ -69,6 +69,8 @@ def reference(
             [0., 0.],
             [2., 2.]])
     """
+    if not grad_output.shape[-1]:  # torch's CUDA kernel reads memory that isn't there
+        return grad_output.new_zeros(num_weights, 0)
 
     def added(grad: Tensor) -> Tensor:
         found: Tensor = torch.ops.aten.embedding_dense_backward(

@@ -238,5 +238,5 @@ def test_nothing_new_is_measured_or_learnt_while_a_graph_is_captured() -> None:
     run = nxcore.graphed(lambda v: operator(v, v))
     torch.testing.assert_close(run(x), 2 * x)
     (choice,) = session.chooser.choices.values()
-    assert choice.decision.rule in ("measured", "reference")
-    assert choice.decision.captured is not None
+    assert choice.decision.rule in ("measured", "reference", "inconclusive")
+    assert choice.decision.captured is not None or choice.decision.rule == "inconclusive"

@@ -178,7 +178,6 @@ def test_leaves_get_gradients_of_their_own(path):
     for leaf in (*xs, logits):
         leaf.grad = None
     blend(xs, logits).backward(grad)
-    assert len(storages(x.grad for x in xs)) == 1
     xs[3].grad.zero_()
     xs[5].grad.record_stream(torch.cuda.Stream())
     kept = xs[4].grad

@@ -57,32 +57,99 @@ def norms(
     COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Write ROWS lines."""
+    """Write ROWS lines, which are in registers if they are WHOLE."""
     line, there, start = place(count, inner, steps[3], steps[4], ROWS)
     to = starts(line, inner, steps[0], steps[1])
-    squares = tl.zeros((ROWS,), tl.float32)
     column = tl.arange(0, COLUMNS).to(tl.int64)
-    if CENTRED:
-        mean = means_of(x, start, steps[5], there, length, ROWS, COLUMNS)
-    for first in range(0, length, COLUMNS):
-        mask = there[:, None] & (first + column < length)[None, :]
-        found = load(x, start, steps[5], first + column, mask, 0.0)
+    if WHOLE:
+        mask = there[:, None] & (column < length)[None, :]
+        found = load(x, start, steps[5], column, mask, 0.0)
         if CENTRED:
-            found = tl.where(mask, found - mean[:, None], 0.0)
-        squares += tl.sum(found * found, 1)
-    scale = 1.0 / tl.sqrt_rn(squares / length + eps)
-    for first in range(0, length, COLUMNS):
-        mask = there[:, None] & (first + column < length)[None, :]
-        if not WHOLE:
-            found = load(x, start, steps[5], first + column, mask, 0.0)
-        else:
-            found = load(x, start, steps[5], column, mask, 0.0)
-        if CENTRED:
-            found -= mean[:, None]
-        made = found * scale[:, None] * factor(weight, first + column, length, WEIGHTED, 1.0)
+            found = tl.where(mask, found - (tl.sum(found, 1) / length)[:, None], 0.0)
+        scale = 1.0 / tl.sqrt_rn(tl.sum(found * found, 1) / length + eps)
+        made = found * scale[:, None] * factor(weight, column, length, WEIGHTED, 1.0)
         if BIASED:
-            made += factor(bias, first + column, length, BIASED, 0.0)
-        store(y, to, steps[2], first + column, mask, made)
+            made += factor(bias, column, length, BIASED, 0.0)
+        store(y, to, steps[2], column, mask, made)
+    else:
+        squares = tl.zeros((ROWS,), tl.float32)
+        if CENTRED:
+            mean = means_of(x, start, steps[5], there, length, ROWS, COLUMNS)
+        for first in range(0, length, COLUMNS):
+            mask = there[:, None] & (first + column < length)[None, :]
+            found = load(x, start, steps[5], first + column, mask, 0.0)
+            if CENTRED:
+                found = tl.where(mask, found - mean[:, None], 0.0)
+            squares += tl.sum(found * found, 1)
+        scale = 1.0 / tl.sqrt_rn(squares / length + eps)
+        for first in range(0, length, COLUMNS):
+            mask = there[:, None] & (first + column < length)[None, :]
+            found = load(x, start, steps[5], first + column, mask, 0.0)
+            if CENTRED:
+                found -= mean[:, None]
+            made = found * scale[:, None] * factor(weight, first + column, length, WEIGHTED, 1.0)
+            if BIASED:
+                made += factor(bias, first + column, length, BIASED, 0.0)
+            store(y, to, steps[2], first + column, mask, made)
+
+
+@triton.jit(do_not_specialize=["eps"])
+def whole_backward(
+    grad,
+    x,
+    weight,
+    out,
+    of_weight,
+    of_bias,
+    eps,
+    count,
+    inner,
+    length,
+    span,
+    steps,
+    CENTRED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    WANTED: tl.constexpr,
+    SCALED: tl.constexpr,
+    ADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write the gradients of some lines if WANTED, ROWS at a time, and add up the factors' over them.
+
+    That of the weight if SCALED, that of the bias if ADDED. What is read is read once.
+    """
+    column = tl.arange(0, COLUMNS).to(tl.int64)
+    w = factor(weight, column, length, WEIGHTED, 1.0)
+    scaled = tl.zeros((ROWS, COLUMNS), tl.float32)
+    added = tl.zeros((ROWS, COLUMNS), tl.float32)
+    first = tl.program_id(0).to(tl.int64) * span
+    last = tl.minimum(first + span, count)
+    for begin in range(first, last, ROWS):
+        line = begin + tl.arange(0, ROWS)
+        mask = (line < last)[:, None] & (column < length)[None, :]
+        g = load(grad, starts(line, inner, steps[3], steps[4]), steps[5], column, mask, 0.0)
+        v = load(x, starts(line, inner, steps[6], steps[7]), steps[8], column, mask, 0.0)
+        if CENTRED:
+            v = tl.where(mask, v - (tl.sum(v, 1) / length)[:, None], 0.0)
+        scale = 1.0 / tl.sqrt_rn(tl.sum(v * v, 1) / length + eps)
+        v *= scale[:, None]
+        if SCALED:
+            scaled += g * v
+        if ADDED:
+            added += g
+        if WANTED:
+            h = g * w
+            slope = tl.sum(h * v, 1) / length
+            if CENTRED:
+                h -= (tl.sum(h, 1) / length)[:, None]
+            to = starts(line, inner, steps[0], steps[1])
+            store(out, to, steps[2], column, mask, scale[:, None] * (h - v * slope[:, None]))
+    there = tl.program_id(0) * length + column
+    if SCALED:
+        tl.store(of_weight + there, tl.sum(scaled, 0), column < length)
+    if ADDED:
+        tl.store(of_bias + there, tl.sum(added, 0), column < length)
 
 
 @triton.jit(do_not_specialize=["eps"])
@@ -177,13 +244,24 @@ def columns_of(
 def fold(parts, out, rows, length, BLOCK: tl.constexpr, TERMS: tl.constexpr):
     """Add up the parts of some columns."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.arange(0, TERMS).to(tl.int64)
-    mask = (row < rows)[:, None] & (column < length)[None, :]
-    found = tl.load(parts + row[:, None] * length + column[None, :], mask, other=0.0)
-    tl.store(out + column, narrow(tl.sum(found, 0), out.dtype.element_ty), column < length)
+    total = tl.zeros((TERMS, BLOCK), tl.float32)
+    for first in range(0, rows, TERMS):
+        row = first + tl.arange(0, TERMS).to(tl.int64)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        total += tl.load(parts + row[:, None] * length + column[None, :], mask, other=0.0)
+    tl.store(out + column, narrow(tl.sum(total, 0), out.dtype.element_ty), column < length)
 
 
 BLOCK, TERMS, PARTS = 64, 32, 32
+
+REGISTERS = 8192
+"""Entries of the longest line whose gradient is computed in registers."""
+
+EACH = 16
+"""Entries of a thread of such a program."""
+
+PROGRAMS = 16 if tile.INTERPRETED else tile.FILL
+"""Programs that leave a part of the factors' gradients each."""
 
 
 def _sizes(found: Lines) -> tuple[Any, ...]:
@@ -213,7 +291,53 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
 
 def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem, ``call(grad, x, normalized_shape, weight, [bias,] eps, mask)``."""
-    (out, *wanted), found, device = problem.outputs, Lines.rows(problem), problem.device
+    found = Lines.rows(problem)
+    return (_in_registers if found.length <= REGISTERS else _in_parts)(problem, found)
+
+
+def _in_registers(problem: Problem, found: Lines) -> Callable[..., tuple[Tensor | None, ...]]:
+    (out, *wanted), device = problem.outputs, problem.device
+    given = {
+        "CENTRED": _centred(problem),
+        "WEIGHTED": problem["weight"] is not None,
+        "WANTED": out is not None,
+    }
+    of_weight, of_bias = (*wanted, None)[:2]
+    columns = max(tile.power_of_two(found.length), 2)
+    rows = max(
+        min(tile.power_of_two(found.count), (tile.TERMS if tile.INTERPRETED else lines.SHORT) // columns), 1
+    )
+    tiles = tile.cdiv(found.count, rows)
+    span = rows * (tile.cdiv(tiles, PROGRAMS) if of_weight or of_bias else 1)
+    programs = tile.cdiv(found.count, span)
+    warps = max(min(rows * columns // (32 * EACH), 32), 1)
+    given |= {"CENTRED": _centred(problem), "SCALED": of_weight is not None, "ADDED": of_bias is not None}
+    run = Launch(whole_backward, (programs,), device, warps, **given, ROWS=rows, COLUMNS=columns)
+    last = Launch(fold, (tile.cdiv(found.length, BLOCK),), device, BLOCK=BLOCK, TERMS=PARTS)
+    parts = TensorMeta.row_major((programs, found.length), torch.float32, device)
+    eps, (*sizes, steps) = float(problem["eps"]), _sizes(found)
+
+    def call(
+        grad: Tensor, x: Tensor, _shape: Any, weight: Tensor | None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
+        result = None if out is None else out.empty()
+        shares = [None if meta is None else parts.empty() for meta in (of_weight, of_bias)]
+        given = (x if t is None else t for t in (weight, result, *shares))
+        tensors = (grad, x, *given)
+        run(tensors, *tensors, eps, *sizes, span, steps)
+        results = [result]
+        for meta, share in zip(wanted, shares, strict=False):
+            total = None if meta is None else meta.empty()
+            if total is not None:
+                last((share, total), share, total, programs, found.length)
+            results.append(total)
+        return tuple(results)
+
+    return call
+
+
+def _in_parts(problem: Problem, found: Lines) -> Callable[..., tuple[Tensor | None, ...]]:
+    (out, *wanted), device = problem.outputs, problem.device
     sizes, centred = _sizes(found), _centred(problem)
     weighted = problem["weight"] is not None
     run = lines.launch(
