@@ -115,7 +115,7 @@ def whole_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write the gradients of some lines if WANTED, ROWS at a time, and add up the factors' over them.
+    These are the weight's if SCALED, and the bias's if ADDED. Each entry is read once.
 
     That of the weight if SCALED, that of the bias if ADDED. What is read is read once.
     """
