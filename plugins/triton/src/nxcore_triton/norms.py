@@ -115,9 +115,9 @@ def whole_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    These are the weight's if SCALED, and the bias's if ADDED. Each entry is read once.
+    """Write the gradients of some lines if WANTED, ROWS at a time, and add up the factors' over them.
 
-    That of the weight if SCALED, that of the bias if ADDED. What is read is read once.
+    These are the weight's if SCALED, and the bias's if ADDED. Each entry is read once.
     """
     column = tl.arange(0, COLUMNS).to(tl.int64)
     w = factor(weight, column, length, WEIGHTED, 1.0)
