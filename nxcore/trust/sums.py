@@ -20,8 +20,8 @@ from nxcore.trust.rows import DEPENDENCE, PART, cut, length
 from nxcore.trust.suspicion import CLEAR
 from nxcore.trust.truth import ACCUMULATOR, ROUNDOFF, widened
 
-BLOCKS = 16
-"""Blocks of which a sum is estimated; with fewer, their spread says too little."""
+BLOCKS = 8
+"""Blocks of which a sum is estimated; with fewer, their spread says too little, with more they take longer."""
 
 SPREAD = 12.0
 """Standard errors of an estimate beyond which a sum is suspect: blocks needn't be alike."""
@@ -37,13 +37,15 @@ class Sums:
     starts: tuple[int, ...]
 
     def of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return copies of the blocks of the arguments."""
-        return tuple(cut(args, [(self.way, ((start, self.long),))]) for start in self.starts)
+        """Return copies of the blocks of the arguments, side by side."""
+        return cut(args, [(self.way, tuple((start, self.long) for start in self.starts))])
 
     def strays(self, spec: OpSpec, parts: tuple[Any, ...], result: Any, native: Any = None) -> Tensor:
         """Return a tensor of one bool: whether a result is suspect by blocks or ``native``, torch's."""
+        wide = widened(parts)
+        blocks = [cut(wide, [(self.way, ((i * self.long, self.long),))]) for i in range(BLOCKS)]
         rights, scales = (
-            [torch.stack(t).double() for t in zip(*(leaves(of(*widened(p))) for p in parts), strict=True)]
+            [torch.stack(t).double() for t in zip(*(leaves(of(*block)) for block in blocks), strict=True)]
             for of in (spec.reference, spec.magnitude)
         )
         natives = leaves(native) if native is not None else (None,) * len(rights)
