@@ -21,7 +21,7 @@ from nxcore.trust.suspicion import CLEAR
 from nxcore.trust.truth import ACCUMULATOR, ROUNDOFF, widened
 
 BLOCKS = 8
-"""Blocks of which a sum is estimated; with fewer, their spread says too little, with more they take longer."""
+"""Blocks of which a sum is estimated; with fewer, their spread says too little."""
 
 SPREAD = 12.0
 """Standard errors of an estimate beyond which a sum is suspect: blocks needn't be alike."""
