@@ -254,7 +254,7 @@ def _facts(name: str, *more: str) -> str:
     # Reading it from a subclass may warn.
     absent = f"{name}.__class__ in PLAIN and {name}.data_ptr() == 0"
     facts = ("__class__", "shape", "dtype", "device", "requires_grad", *more)
-    return f"({strides}, {absent}, {', '.join(f'{name}.{fact}' for fact in facts)})"
+    return f"({strides}, {absent}, {name}.is_neg(), {', '.join(f'{name}.{fact}' for fact in facts)})"
 
 
 def _lead(spec: OpSpec) -> str:

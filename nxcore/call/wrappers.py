@@ -1,4 +1,4 @@
-"""Wrappers of plans, for conditions that the key doesn't cover: capture, negation, current device."""
+"""Wrappers of plans, for conditions that the key doesn't cover: capture, writes, current device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from nxcore.choose.contenders import Choice
 from nxcore.context import PREFERENCE, REGIME, Preference, capturing
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
-from nxcore.spec.problem import Problem, tensors_of
+from nxcore.spec.problem import Problem
 
 
 def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
@@ -30,17 +30,13 @@ def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
             call = _on_device(call, problem.device)
     if problem.writes:
         call = _noticed(call, problem)
-    # Only views of complex tensors have a lazy negation: strided, or of a single element.
-    if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
-        call = _unless_negated(call, reference)
     return call
 
 
 def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
         backend = choice.decision.chosen
-        reason = "a CUDA graph is being captured, or a lazy negation is pending"
-        raise UnsupportedProblemError(op, backend, [reason])
+        raise UnsupportedProblemError(op, backend, ["a CUDA graph is being captured"])
 
     return refuse
 
@@ -81,14 +77,6 @@ def _noticed(call: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
         if not args[place].is_inference():
             torch.autograd.graph.increment_version(args[place])
         return result
-
-    return guarded
-
-
-def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(*args: Any) -> Any:
-        negated = any(t.is_neg() for t in tensors_of(args))
-        return (reference if negated else call)(*args)
 
     return guarded
 
