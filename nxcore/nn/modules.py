@@ -214,6 +214,8 @@ class BatchNorm2d(nn.BatchNorm2d, Served):
             return nn.BatchNorm2d.forward(self, input)
         if input.ndim != 4 or not input.is_floating_point() or input.numel() < 2 * input.shape[1] or saving():
             return nn.BatchNorm2d.forward(self, input)  # raises torch's own message, but for the hooks
+        if not operators.in_format(input):
+            return nn.BatchNorm2d.forward(self, input)
         if (raw := leaves(self)) is not None:
             raw.leave(input)
             return input

@@ -15,7 +15,7 @@ from nxcore.graphs.hooks import hooked, saving
 from nxcore.nn.activations import FUNCTIONS, operator
 from nxcore.nn.exchange import kinds
 from nxcore.nn.modules import BatchNorm2d
-from nxcore.program.passes.operators import FEWEST
+from nxcore.program.passes.operators import FEWEST, in_format
 
 Call = tuple[Operator, tuple[Any, ...]]
 
@@ -68,4 +68,4 @@ def _fits(norm: Any, activation: Any, x: Any) -> bool:
     weight = norm.weight
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or norm.bias.requires_grad):
         return False
-    return x.dtype is weight.dtype and weight.dtype is norm.running_mean.dtype
+    return in_format(x) and x.dtype is weight.dtype and weight.dtype is norm.running_mean.dtype

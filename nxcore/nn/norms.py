@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from nxcore import session
 from nxcore.nn.served import Served, by_kernel, with_rest
+from nxcore.program.passes.operators import FORMATS
 
 # Looked up once, not in every call.
 _layer_norm = session.default().op("layer_norm")
@@ -39,7 +40,8 @@ class RMSNorm(nn.RMSNorm, Served):
     def forward(self, input: Tensor) -> Tensor:
         """Return each row divided by the root of the mean of its squares."""
         rest = (self.normalized_shape, self.weight, self.eps)
-        found: Tensor | None = by_kernel(self, _rms_norm, input, *rest)
+        alike = FORMATS["rms_norm"](input)
+        found: Tensor | None = by_kernel(self, _rms_norm, input, *rest) if alike else None
         return nn.RMSNorm.forward(self, input) if found is None else found
 
 
@@ -54,5 +56,6 @@ class GroupNorm(nn.GroupNorm, Served):
     def forward(self, input: Tensor) -> Tensor:
         """Return each group of channels less its mean, divided by its deviation."""
         rest = (self.num_groups, self.weight, self.bias, self.eps)
-        found: Tensor | None = by_kernel(self, _group_norm, input, *rest)
+        alike = FORMATS["group_norm"](input)
+        found: Tensor | None = by_kernel(self, _group_norm, input, *rest) if alike else None
         return nn.GroupNorm.forward(self, input) if found is None else found

@@ -21,6 +21,7 @@ from nxcore.program.passes.operators import (
     batch_norm,
     by_kernel,
     given,
+    in_format,
     is_depthwise,
     shape_of,
     track,
@@ -87,7 +88,7 @@ def normed(name: str, x: Tensor, *given: Any) -> Tensor:
     eps, *numbers = rest[len(others) :]
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias, *others))
     alike = weight.dtype is mean.dtype and all(t.dtype is x.dtype for t in others)
-    if not learns and alike and x.numel() >= FEWEST:
+    if not learns and alike and x.numel() >= FEWEST and in_format(x):
         state = (t.view(-1, 1, 1) for t in (mean, var, weight, bias))
         found: Tensor | None = by_kernel(f"normed_{name}", x, *state, *others, eps, *numbers, None)
         if found is not None:

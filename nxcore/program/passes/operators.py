@@ -62,6 +62,25 @@ def track(running: tuple[Tensor | None, Tensor | None], mean: Tensor, var: Tenso
     torch._foreach_lerp_([held_mean.data, held_var.data], [mean, var], momentum)
 
 
+def in_format(x: Tensor, *, last: bool = True) -> bool:
+    """Return whether ``x`` lies row by row; or, with ``last``, channels last.
+
+    Torch's norms lay a result out so, and nxcore's as any ``x``: a view of it would raise in one of them.
+    """
+    if x.is_contiguous() or not last or x.ndim != 4:
+        return x.is_contiguous()
+    _, c, h, w = x.shape  # under vmap torch doesn't answer ``is_contiguous`` for another format
+    return x.stride() == (h * w * c, 1, w * c, c)
+
+
+FORMATS: dict[str, Callable[[Tensor], bool]] = {
+    "batch_norm": in_format,
+    "group_norm": lambda x: in_format(x, last=x.is_cpu),  # its kernel for CUDA copies ``x``
+    "rms_norm": lambda x: x.is_cuda or x.is_contiguous(),  # on a CPU it has no kernel
+}
+"""Norm -> whether torch's function and the operator lay the result out alike."""
+
+
 def batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
@@ -73,7 +92,8 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Stand in for torch's function."""
-    if training and x.ndim == 4 and x.is_floating_point() and x.numel() >= 2 * x.shape[1]:
+    fits = training and x.ndim == 4 and x.is_floating_point() and x.numel() >= 2 * x.shape[1]
+    if fits and in_format(x):
         found = by_kernel("batch_norm", x, weight, bias, eps)
         if found is not None:
             track((running_mean, running_var), found[1], found[2], momentum)
@@ -103,11 +123,13 @@ def conv2d(
 
 
 def _windowed(name: str, torchs: Function) -> Function:
-    """Return what stands in for a pool whose parameters are the operator's."""
+    """Return what stands in for a function whose parameters are the operator's."""
+    alike = FORMATS.get(name)
 
     def pool(*args: Any, **kwargs: Any) -> Any:
         """Stand in for torch's function."""
-        found = by_kernel(name, *default().op(name).spec.bind(*args, **kwargs))
+        fits = alike is None or alike(args[0])
+        found = by_kernel(name, *default().op(name).spec.bind(*args, **kwargs)) if fits else None
         return torchs(*args, **kwargs) if found is None else found
 
     return pool
