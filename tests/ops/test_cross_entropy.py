@@ -33,6 +33,15 @@ def test_losses_and_gradients_are_torchs(settings, backend: str | None, device: 
 
 
 @every_backend
+def test_pixels_of_images_are_classified(backend: str | None, device: torch.device) -> None:
+    x = torch.randn(2, 5, 48, 50, device=device, requires_grad=True)
+    target = x.detach().roll(1, 1).argmax(1)
+    losses = [f(x, target) for f in (operator("cross_entropy", backend), functional.cross_entropy)]
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in losses))
+
+
+@every_backend
 def test_a_mask_of_minus_infinities_is_no_class(backend: str | None, device: torch.device) -> None:
     x, target, _ = made(device)
     masked = torch.cat([x.detach(), torch.full((13, 7), -torch.inf, device=device)], 1).requires_grad_()

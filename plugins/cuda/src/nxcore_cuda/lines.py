@@ -18,6 +18,9 @@ WARP, MOST = 32, 1024
 EACH = 4
 """Vectors of a line for each of its threads, where there are threads enough."""
 
+ALONE, MANY = 64, 4096
+"""The most entries of a line that a thread has alone where neighbours lie beside it; the least lines."""
+
 MOST_BLOCKS = 2**31 - 1
 
 SMALL = 128
@@ -44,6 +47,9 @@ def threads_of(vectors: int) -> tuple[int, int]:
 
 
 def _threads(found: Lines, wide: int) -> tuple[int, int]:
+    beside = any(within == 1 < entry for _, within, entry in found.steps)
+    if beside and found.length <= ALONE and found.count >= MANY:
+        return 1, SMALL  # so that a warp reads memory in one piece
     return threads_of(found.length // wide if found.vectors(wide) else found.length)
 
 
