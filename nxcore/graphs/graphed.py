@@ -215,13 +215,7 @@ def _facts(leaf: Any, spec: Any, place: int) -> tuple[Any, ...]:
 
 
 def _device(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> torch.device | None:
-    """Return the CUDA device of a call; None for a call on the CPU.
-
-    Raises
-    ------
-    CaptureError
-        If its tensors are on several devices.
-    """
+    """Return the CUDA device of a call; None for one on the CPU; raise if tensors are on several."""
     found = {leaf.device: i for i, leaf in reversed(list(enumerate(leaves))) if isinstance(leaf, Tensor)}
     if len(found) > 1:
         (first, i), (other, j), *_ = sorted(found.items(), key=lambda item: item[1])
@@ -237,13 +231,7 @@ def _device(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> torch.d
 
 
 def check_result(result: Any, device_type: str = "cuda") -> None:
-    """Raise if a replay couldn't update the result.
-
-    Raises
-    ------
-    CaptureError
-        With the part of the result.
-    """
+    """Raise, with the part of the result, if a replay couldn't update it."""
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         what = f"its result{pytree.keystr(path)}"
         if isinstance(leaf, Tensor) and leaf.requires_grad:

@@ -43,13 +43,7 @@ def wave(out: Tensor) -> Tensor:
 
 
 def check(what: str, found: Outcome, ran: Outcome, most: float = AGREES) -> None:
-    """Compare an outcome with that of a run with the same values.
-
-    Raises
-    ------
-    CaptureError
-        If a relative difference is larger than ``most``.
-    """
+    """Raise if an outcome's relative difference from a run with the same values is larger than ``most``."""
     apart = [off([found[0]], [ran[0]]), off(found[1], ran[1])]
     if not max(apart) <= most:
         each = f"{apart[0]:.2g} of the result and {apart[1]:.2g} of the gradients"

@@ -38,13 +38,7 @@ def backward_of(
 
 
 def check_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Raise if results depend on a leaf with a gradient that isn't in ``leaves``.
-
-    Raises
-    ------
-    CaptureError
-        With the shape of that leaf.
-    """
+    """Raise, with its shape, if results depend on a leaf with a gradient that isn't in ``leaves``."""
     known, seen, nodes = {id(t) for t in leaves}, set(), [out.grad_fn for out in outs]
     while nodes:
         node = nodes.pop()

@@ -155,11 +155,7 @@ def cuda_block(
 ) -> None:
     """Run a candidate's part of a block on CUDA; ``host_s`` and ``spin_s`` are those of ``Effort``.
 
-    Raises
-    ------
-    MeasurementError
-        If the clocks of the host and of the device disagree on five of its blocks, and on none of the first
-        candidate's, which is torch's.
+    Raise if the clocks of host and device disagree on five of its blocks, and on none of the ``first`` one's.
     """
     synchronize(device)
     if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
