@@ -210,6 +210,16 @@ def _viewed(result: Tensor, now: Moment) -> Tensor:
     return _spoiled(result, ...)
 
 
+def part(result: Tensor, start: int, behind: int) -> Tensor:
+    """Return the result as a part of more memory."""
+    whole = result.new_empty(start + result.numel() + behind)
+    return whole[start : start + result.numel()].view(result.shape).copy_(result)
+
+
+def _negated(result: Tensor) -> Tensor:
+    return torch._neg_view(-result) if result.is_floating_point() else _spoiled(result, ...)
+
+
 HOWS: dict[str, Callable[[Tensor, Moment, dict[Any, Tensor]], Tensor]] = {
     "one element": lambda r, now, kept: _spoiled(r, _one(r, now.dice)),
     "the last row": lambda r, now, kept: _spoiled(r, -1 if r.ndim else ...),
@@ -221,6 +231,10 @@ HOWS: dict[str, Callable[[Tensor, Moment, dict[Any, Tensor]], Tensor]] = {
     "not written": lambda r, now, kept: _empty(r),
     "an input changed": lambda r, now, kept: _written(r, now),
     "an input's memory": lambda r, now, kept: _viewed(r, now),
+    "a negative bit": lambda r, now, kept: _negated(r),
+    "names": lambda r, now, kept: r.refine_names(*(f"d{i}" for i in range(r.ndim))),
+    "an offset in memory": lambda r, now, kept: part(r, 1, 0),
+    "more memory": lambda r, now, kept: part(r, 0, 1 + now.dice.randrange(4096)),
     "a buffer again": lambda r, now, kept: kept.setdefault(("buffer", r.shape, r.dtype), r.clone()).copy_(r),
 }
 """By name. ``kept`` has the kernel's earlier results."""

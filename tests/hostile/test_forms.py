@@ -7,6 +7,7 @@ from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.testing import examine
+from tests.hostile.grammar import HOWS, part
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -23,21 +24,12 @@ def with_node(right):
         return right.detach().requires_grad_() * 1
 
 
-def part(right, before, after):
-    whole = right.new_empty(before + right.numel() + after)
-    return whole[before : before + right.numel()].view(right.shape).copy_(right)
-
-
-def named(right):
-    return right.clone().refine_names(*"ab"[: right.ndim])
-
-
 FORMS = {
     "requires_grad": (lambda right: right.requires_grad_(), "require a gradient"),
     "grad_fn": (with_node, "require a gradient"),
     "inference": (of_inference, "inference tensor"),
     "negative bit": (lambda right: torch._neg_view(-right), "negative bit"),
-    "names": (named, "names"),
+    "names": (lambda right: HOWS["names"](right.clone(), None, {}), "names"),
     "offset": (lambda right: part(right, 1, 0), "memory of its own size"),
     "larger storage": (lambda right: part(right, 0, 1), "memory of its own size"),
     "part of a pool": (lambda right: part(right, 64, 4096), "memory of its own size"),
