@@ -6,11 +6,9 @@ import contextlib
 import gc
 import importlib
 import os
-import random
 import re
 import tempfile
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -163,9 +161,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give each test its threads, and random numbers of its own that are the same in every run."""
-    seed = zlib.crc32(item.nodeid.encode())
-    torch.manual_seed(seed)
-    random.seed(seed)
+    table.draw_anew(item.nodeid)
     torch.use_deterministic_algorithms(False)  # a thread of an earlier test may have restored them
     # Several workers' threads on few numbers wait for one another: on 16 cores, a test of 15 s took minutes.
     # Numba's kernels have a way for several, which is tested too.

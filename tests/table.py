@@ -40,7 +40,7 @@ def for_each(names: str | Sequence[str], rows: Iterable[Any], *, ids: Any = None
             skipped: list[str] = []
             chosen = [row for row in table if _named(row[0])] or table
             for name, values in chosen:
-                _draw_anew(f"{test.__qualname__}[{name}]")
+                draw_anew(f"{test.__qualname__}[{name}]")
                 try:
                     with _apart(fixtures, name) as own:
                         test(*within, **own, **values)
@@ -82,9 +82,13 @@ def _named(name: str) -> bool:
     return any(pattern.search(name) for pattern in ONLY)
 
 
-def _draw_anew(name: str) -> None:
+def draw_anew(name: str) -> None:
+    """Seed random numbers with a hash of a name.
+
+    ``torch.manual_seed`` formats the stack for each kind of device that isn't there, and keeps it.
+    """
     seed = zlib.crc32(name.encode())
-    torch.manual_seed(seed)
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
     random.seed(seed)
 
 

@@ -67,7 +67,7 @@ def test_a_row_has_numbers_patches_and_a_folder_of_its_own(turn, monkeypatch, tm
     monkeypatch.setattr(table, "patched", True, raising=False)
     (tmp_path / "made").mkdir()
     seen = (torch.rand(1).item(), random.random())
-    table._draw_anew(f"test_a_row_has_numbers_patches_and_a_folder_of_its_own[{turn}]")
+    table.draw_anew(f"test_a_row_has_numbers_patches_and_a_folder_of_its_own[{turn}]")
     assert seen == (torch.rand(1).item(), random.random())
 
 

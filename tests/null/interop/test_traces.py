@@ -59,13 +59,20 @@ def outcome(call: Any) -> Any:
 
 
 def traced(run: Any, args: tuple[Any, ...], needing: int | None, *, closed: bool) -> Any:
-    """Return what a trace computes of other values; one tensor may need a gradient."""
+    """Return what a trace computes of other values; one tensor may need a gradient.
+
+    Torch checks those without: it traces again and compares texts, for longer than all else takes.
+    """
     tensors = [t.detach().clone().requires_grad_(i == needing) for i, t in enumerate(floats(args))]
     others = [t.detach() * 1.5 for t in tensors]
     if closed:  # all but the first are constants of the trace
-        function = torch.jit.trace(lambda x: run(*given(args, (x, *tensors[1:]))), (tensors[0],))
+        function = torch.jit.trace(
+            lambda x: run(*given(args, (x, *tensors[1:]))), (tensors[0],), check_trace=needing is None
+        )
         return function(others[0])
-    function = torch.jit.trace(lambda *all_of_it: run(*given(args, all_of_it)), tuple(tensors))
+    function = torch.jit.trace(
+        lambda *all_of_it: run(*given(args, all_of_it)), tuple(tensors), check_trace=needing is None
+    )
     return function(*others)
 
 
