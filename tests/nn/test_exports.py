@@ -1,6 +1,7 @@
 """Every module, and the operators themselves, are exported as torch's own are."""
 
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 import nxcore
+from nxcore.nn import activations
 from nxcore.nn.swap import OURS
 from tests.nn.programs import MAKE
 
@@ -27,6 +29,18 @@ WAYS = [
 ]
 """Of sizes, modes and ways to export, each goes with each other once."""
 
+ALIKE = {ours.__bases__[0] for ours in activations.FUNCTIONS} - {nn.ReLU, nn.GELU}
+"""One function makes these modules and those two, which have all ways: each size, mode and way is enough."""
+CASES = [
+    pytest.param(
+        cls,
+        *way.values,
+        marks=way.marks if cls in QUICK else pytest.mark.slow,
+        id=f"{way.id}-{cls.__name__}",
+    )
+    for way, cls in product(WAYS, OURS)
+    if cls not in ALIKE or way in (WAYS[2], WAYS[3], WAYS[4])
+]
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec:FutureWarning"
@@ -46,10 +60,7 @@ def called(program: ExportedProgram) -> Any:
     return Counter(str(n.target) for n in program.graph.nodes if n.op == "call_function")
 
 
-@pytest.mark.parametrize(
-    "cls", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow, id=c.__name__) for c in OURS]
-)
-@pytest.mark.parametrize(("shapes", "train", "strict"), WAYS)
+@pytest.mark.parametrize(("cls", "shapes", "train", "strict"), CASES)
 def test_a_module_becomes_torchs_operators(
     cls: type[nn.Module], shapes: Any, train: bool, strict: bool
 ) -> None:

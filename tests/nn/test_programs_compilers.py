@@ -2,7 +2,6 @@
 
 import copy
 import io
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -170,12 +169,12 @@ EXPORTS = {
     f"exported {' '.join(('strictly' if s else 'loosely', 'in training' if t else 'in evaluation', name))}": (
         exported(strict=s, train=t, dynamic=dynamic, lowered=name == "for any batch")
     )
-    for s, t, (name, dynamic) in itertools.product(
-        (False, True),
-        (False, True),
-        (("as it is", None), ("for any batch", BATCH), ("for any size", IMAGES), ("as it may be", AUTO)),
+    for turned, (name, dynamic) in enumerate(
+        (("as it is", None), ("for any batch", BATCH), ("for any size", IMAGES), ("as it may be", AUTO))
     )
+    for s, t in ((False, turned % 2 == 1), (True, turned % 2 == 0))
 }
+"""Of sizes, modes and ways to export, each goes with each other."""
 
 
 def classes(model: nn.Module) -> list[str]:
