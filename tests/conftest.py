@@ -70,14 +70,18 @@ def left_working(patience: float = 60.0) -> list[str]:
     return [thread.name for thread in threads if thread.is_alive()]
 
 
-@pytest.fixture(autouse=True)
-def _no_thread_is_left_working() -> Iterator[None]:
-    """What a session still learns ends with the test, after the kernel that is being prepared."""
-    yield
+def end_learning() -> None:
+    """End what sessions still learn, after the kernel that is being prepared."""
     _ended.set()
     left = left_working()
     _ended.clear()
     assert not left, f"the test leaves threads at work: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left_working() -> Iterator[None]:
+    yield
+    end_learning()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,8 @@
 
 import doctest
 import inspect
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import nxcore
 import nxcore.plugin
 import nxcore.testing
 from nxcore import nas
+from tests.conftest import end_learning
 from tests.table import for_each
 
 SURFACES = {
@@ -47,13 +50,23 @@ def _documented(module: Any, names: list[str]) -> Iterator[tuple[str, str]]:
             yield name, inspect.getdoc(value) or ""
 
 
+class Checker(doctest.OutputChecker):
+    """Says where output was to go if none came: what runs beside may have put another stream there."""
+
+    def output_difference(self, example: doctest.Example, got: str, optionflags: int) -> str:
+        said = super().output_difference(example, got, optionflags)
+        beside = [thread.name for thread in threading.enumerate()]
+        return said if got else f"{said}    sys.stdout was {sys.stdout}, beside {beside}\n"
+
+
 def _failures(name: str, text: str, folder: Path) -> list[str]:
-    """Run the examples of a docstring; return what differs."""
+    """Run the examples of a docstring, once nothing is learnt from those before; return what differs."""
+    end_learning()
     said: list[str] = []
     given = {n: getattr(nxcore.plugin, n) for n in nxcore.plugin.__all__}
     given |= {"torch": torch, "nxcore": nxcore, "nas": nas, "folder": folder}
     test = doctest.DocTestParser().get_doctest(text, given, name, None, None)
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+    doctest.DocTestRunner(Checker(), optionflags=doctest.ELLIPSIS).run(test, out=said.append)
     return said
 
 
@@ -65,8 +78,10 @@ def _wrong(documented: Iterator[tuple[str, str]], folder: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _reproducible(monkeypatch, tmp_path):
+def _reproducible(monkeypatch, tmp_path, as_default):
+    """A default session of each test's own: that of the process knows what earlier tests have called."""
     monkeypatch.setenv("NXCORE_CACHE", str(tmp_path))
+    as_default(None)
     torch.manual_seed(0)
 
 
