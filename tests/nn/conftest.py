@@ -90,3 +90,11 @@ def tape(whole_has) -> Iterator[Tape]:
     with nxcore.policy("frozen"):
         yield made
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def dynamo_anew() -> Iterator[None]:
+    """Forget what dynamo compiled: other tests' modules count for its limit of recompilations."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

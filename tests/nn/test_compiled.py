@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from torch import nn
 import nxcore
 import nxcore.nas
 from tests.nn.programs import Net, image, same, step
+
+pytestmark = pytest.mark.usefixtures("dynamo_anew")
 
 Turn = Callable[[Any], Any]
 
@@ -59,14 +61,6 @@ PAIRS = [
         ("unwatched", "accelerated"),
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Forget what dynamo compiled: other tests' modules count for its limit of recompilations."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def outcome(train: bool, before: Turn, turn: Turn) -> Any:

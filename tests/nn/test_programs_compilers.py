@@ -3,7 +3,7 @@
 import copy
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,20 +18,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.nn.programs import Net, Row, agree, step
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning",  # of quantisation and torch.jit, torch's advice to their users
-    "ignore::FutureWarning",
-    "ignore::UserWarning",
-    "ignore::torch.jit.TracerWarning",
-)
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Forget what dynamo compiled: other tests' modules count for its limit of recompilations."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("dynamo_anew"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",  # of quantisation and torch.jit, torch's advice to their users
+        "ignore::FutureWarning",
+        "ignore::UserWarning",
+        "ignore::torch.jit.TracerWarning",
+    ),
+]
 
 
 def symbolically_traced(model: Any, x: Tensor) -> Any:

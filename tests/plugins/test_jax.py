@@ -1,5 +1,6 @@
 """What is peculiar to the JAX plugin; that its kernels are right is the conformance suite's business."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 
 import nxcore.ops
 from nxcore.spec.problem import Problem, TensorMeta
+from tests.null import calls
 from tests.stand_ins import stand_in
 
 nxcore_jax = pytest.importorskip("nxcore_jax")
@@ -21,27 +23,9 @@ CPU = torch.device("cpu")
 needs_jax = pytest.mark.skipif(not nxcore_jax.probe(), reason=f"needs jax: {nxcore_jax.probe().reason}")
 
 
-def problem(op, *args, **kwargs):
-    spec = SPECS[op]
-    return Problem.of(spec, spec.bind(*args, **kwargs))
-
-
-def refusal(op, *args, **kwargs):
-    verdict = KERNELS[op].accepts(problem(op, *args, **kwargs))
-    assert not verdict
-    return verdict.reason
-
-
-def planned(op, *args, **kwargs):
-    bound = SPECS[op].bind(*args, **kwargs)
-    asked = Problem.of(SPECS[op], bound)
-    assert KERNELS[op].accepts(asked), KERNELS[op].accepts(asked).reason
-    return KERNELS[op].plan(asked), bound
-
-
-def run(op, *args, **kwargs):
-    call, bound = planned(op, *args, **kwargs)
-    return call(*bound)
+planned, run, refusal = (
+    functools.partial(f, kernels=KERNELS) for f in (calls.planned, calls.run, calls.refusal)
+)
 
 
 def python(code, **environment):

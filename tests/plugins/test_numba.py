@@ -1,5 +1,6 @@
 """What is true of Numba alone; that kernels are right is the conformance suite's to say."""
 
+import functools
 import os
 import threading
 import warnings
@@ -12,9 +13,9 @@ pytest.importorskip("numba")
 import nxcore_numba
 
 from nxcore.ops import nxcore_ops
-from nxcore.plugin import Problem
 from nxcore.trust.truth import agreement
 from tests import fresh
+from tests.null import calls
 from tests.stand_ins import stand_in
 from tests.table import for_each
 
@@ -26,19 +27,7 @@ SPECS = {spec.name: spec for spec in nxcore_ops()}
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def planned(op, *args, kernels=CPU, **kwargs):
-    spec = SPECS[op]
-    bound = spec.bind(*args, **kwargs)
-    problem = Problem.of(spec, bound)
-    verdict = kernels[op].accepts(problem)
-    assert verdict, verdict.reason
-    return kernels[op].plan(problem), bound
-
-
-def refusal(op, *args, kernels=CPU, **kwargs):
-    verdict = kernels[op].accepts(Problem.of(SPECS[op], SPECS[op].bind(*args, **kwargs)))
-    assert not verdict
-    return verdict.reason
+planned, refusal = (functools.partial(f, kernels=CPU) for f in (calls.planned, calls.refusal))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What is peculiar to the Triton plugin; that its kernels are right is the conformance suite's business."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import nxcore.ops
 from nxcore import plugin
 from nxcore.spec.problem import Problem, TensorMeta
 from tests import fresh
+from tests.null import calls
+from tests.null.calls import problem
 from tests.stand_ins import stand_in
 
 nxcore_triton = pytest.importorskip("nxcore_triton")
@@ -26,23 +29,7 @@ needs_interpreter = pytest.mark.skipif(
 )
 
 
-def problem(op, *args, **kwargs):
-    spec = SPECS[op]
-    return Problem.of(spec, spec.bind(*args, **kwargs))
-
-
-def refusal(op, *args, **kwargs):
-    verdict = KERNELS[op].accepts(problem(op, *args, **kwargs))
-    assert not verdict
-    return verdict.reason
-
-
-def run(op, *args, **kwargs):
-    spec = SPECS[op]
-    bound = spec.bind(*args, **kwargs)
-    asked = Problem.of(spec, bound)
-    assert KERNELS[op].accepts(asked), KERNELS[op].accepts(asked).reason
-    return KERNELS[op].plan(asked)(*bound)
+run, refusal = (functools.partial(f, kernels=KERNELS) for f in (calls.run, calls.refusal))
 
 
 class TestMachine:

@@ -8,14 +8,10 @@ import torch
 from nxcore.errors import UnsupportedProblemError
 from nxcore.spec.problem import Problem
 from tests.null import fakes
+from tests.null.calls import problem
 from tests.table import for_each
 
 IMAGE, FILTER, PAIR = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1), (torch.ones(4), torch.ones(4))
-
-
-def problem(op, *args):
-    spec = fakes.SPECS[op]
-    return Problem.of(spec, spec.bind(*args))
 
 
 @for_each(

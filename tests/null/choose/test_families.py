@@ -27,6 +27,7 @@ from nxcore.store.pages import Page
 from nxcore.store.wisdom import environment
 from nxcore.trust.gate import Gate
 from tests.null import fakes
+from tests.null.calls import addition
 from tests.null.fakes import SPECS, timing
 
 ADD = SPECS["add"].reference
@@ -153,10 +154,6 @@ def world(tmp_path, monkeypatch):
     return World(tmp_path, monkeypatch)
 
 
-def problem(size):
-    return Problem.of(SPECS["add"], (torch.empty(size), torch.empty(size), 1, None))
-
-
 def wrote(session, problems, us):
     """Write the pages of measurements with these times, into a record that was read."""
     session.wisdom.shelf(environment(torch.device("cpu")), "any")
@@ -171,17 +168,17 @@ def wrote(session, problems, us):
 def record(session, sizes=(512, 2048), verified=True, **us):
     """Leave what measurements of these times would have left; verify the kernels, and read the record."""
     owned = {b.label(k): (b, k) for b, k in session.tuner.taking_part("add")}
-    wrote(session, map(problem, sizes), us)
+    wrote(session, map(addition, sizes), us)
     for label in us if verified else ():
         if label != "torch":
-            session.tuner.enter(*owned[label], problem(4), (torch.zeros(4), torch.zeros(4), 1, None))
+            session.tuner.enter(*owned[label], addition(4), (torch.zeros(4), torch.zeros(4), 1, None))
 
 
 def called(session, size, times):
     x = torch.randn(size)
     for _ in range(times):
         assert torch.equal(session.op("add")(x, x), 2 * x)
-    return session.chooser.known(problem(size))
+    return session.chooser.known(addition(size))
 
 
 def test_the_kernel_serves_from_the_fourth_call_on_and_nothing_is_learnt(world):
@@ -195,7 +192,7 @@ def test_the_kernel_serves_from_the_fourth_call_on_and_nothing_is_learnt(world):
     assert world.runs == ["fast", "fast"], "its first run is a run of its own"
     called(session, 1024, 40)
     assert world.runs == ["fast"] * 42
-    assert session.chooser.known(problem(1024)).decision.rule == "family"
+    assert session.chooser.known(addition(1024)).decision.rule == "family"
     assert session.chooser.learner.preparing.thread is None
 
 
@@ -293,7 +290,7 @@ def test_a_wrong_result_is_found_by_the_watch(world):
         session.chooser.learner.settle(30)
     assert torch.equal(session.op("add")(x, x), 2 * x)
     backend, kernel = next((b, k) for b, k in session.tuner.taking_part("add") if b.name == "fast")
-    assert session.gate.refusal(backend, kernel, problem(1024)) is not None, "it is in quarantine"
+    assert session.gate.refusal(backend, kernel, addition(1024)) is not None, "it is in quarantine"
 
 
 def test_a_size_at_which_it_is_slower_is_found_and_learnt(world, caplog, raced_by):
@@ -314,8 +311,8 @@ def test_a_size_at_which_it_is_slower_is_found_and_learnt(world, caplog, raced_b
     for _ in range(400):
         called(session, 1024, 1)
         session.chooser.learner.settle(30)
-    assert session.chooser.known(problem(1024)).decision.chosen == "torch"
-    assert session.wisdom.read(problem(1024)).decision.chosen == "torch", "its own figures"
+    assert session.chooser.known(addition(1024)).decision.chosen == "torch"
+    assert session.wisdom.read(addition(1024)).decision.chosen == "torch", "its own figures"
 
 
 @pytest.mark.parametrize("us", [{}, {"torch": 100, "fast": 150}], ids=["nothing measured", "torch won"])
@@ -327,7 +324,7 @@ def test_no_call_waits_for_identities_or_descriptions_where_no_family_can_serve(
     session.chooser.recall.make = lambda *_: asked.append("identity")
     if not us:  # what was measured has a point, too
         monkeypatch.setattr(family, "point", lambda *_: asked.append("description"))
-    assert session.chooser.between(problem(1024)) is None
+    assert session.chooser.between(addition(1024)) is None
     assert asked == []
 
 
@@ -338,7 +335,7 @@ def test_no_call_waits_for_the_record_to_be_read(world):
     assert not session.wisdom.shelved(environment(torch.device("cpu")))
     called(session, 1024, MET)
     session.chooser.learner.settle(30)
-    assert session.chooser.known(problem(1024)).decision.rule == "family", "it was read in the background"
+    assert session.chooser.known(addition(1024)).decision.rule == "family", "it was read in the background"
     assert called(session, 1040, RARE + 1).decision.rule == "family"
 
 
@@ -350,7 +347,7 @@ def test_sizes_met_before_any_was_measured_are_decided_by_those_learnt_first(wor
     world.runs.clear()
     called(session, 1024, MET - RARE - 1)  # a further one may be served by the kernel already
     session.chooser.learner.settle(30)
-    assert session.chooser.known(problem(1024)).decision.rule == "family"
+    assert session.chooser.known(addition(1024)).decision.rule == "family"
     assert world.runs == ["fast"], "on random numbers, in the background"
     called(session, 1024, 3)
     assert world.runs == ["fast"] * 4

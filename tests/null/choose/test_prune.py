@@ -13,11 +13,11 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
 from nxcore.spec.kernel import Code, Kernel, Refusal
-from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store import wisdom
 from nxcore.store.pages import Page
 from tests.null import fakes
+from tests.null.calls import addition
 from tests.null.fakes import SPECS, timing
 
 ADD = SPECS["add"].reference
@@ -74,7 +74,7 @@ class Machine:
     def verified(self, session):
         """Verify all kernels, so that what is compiled later is for a problem."""
         for b, k in session.tuner.taking_part("add"):
-            session.gate.verify(b, k, problem(7))
+            session.gate.verify(b, k, addition(7))
         self.compiled.clear()
         return session
 
@@ -82,10 +82,6 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     return Machine(tmp_path, monkeypatch)
-
-
-def problem(size):
-    return Problem.of(SPECS["add"], (torch.empty(size), torch.empty(size), 1, None))
 
 
 def decided(session, size=1000):
@@ -149,7 +145,7 @@ def test_a_kernel_on_disk_that_is_wrong_keeps_no_other_from_the_compiler(machine
 def test_a_kernel_without_code_for_its_samples_is_tried_once(machine):
     session = machine.process(**FOUR)
     (two,) = [of for of in session.tuner.taking_part("add") if of[0].name == "two"]
-    session.gate.verify(*two, problem(7))
+    session.gate.verify(*two, addition(7))
     for size in (1000, 2000):
         machine.disk.add(("two", (size,)))
     machine.compiled.clear()
@@ -184,7 +180,7 @@ def recorded(session, sizes=(500, 2000), **us):
         makes = {n: session.chooser.recall.make(*owned[n]) for n in us}
         chosen = min(us, key=us.get)
         found = Page(Decision(chosen, "measured", "it was", seen), timing([1] * 12), makes)
-        session.wisdom.write(problem(size), found)
+        session.wisdom.write(addition(size), found)
 
 
 def test_other_problems_tell_which_kernels_may_win(machine):
@@ -205,7 +201,7 @@ def test_a_record_of_another_device_is_a_prior(machine, monkeypatch):
         session = machine.process(**FOUR)
         recorded(session, sizes=(500, 1000, 2000), torch=10, one=9, two=9, three=5, four=4)
     session = machine.verified(machine.process(**FOUR))
-    assert session.wisdom.read(problem(1000)) is None, "it is another device's"
+    assert session.wisdom.read(addition(1000)) is None, "it is another device's"
     assert decided(session).chosen == "four"
     assert machine.compiled == ["four"]
 
@@ -243,8 +239,8 @@ def test_what_must_be_known_at_once_leaves_out_what_figures_of_elsewhere_lack(ma
     machine.images = ("two", "four")
     decided(machine.process(two=50))
     session = machine.process(policy=policy, two=50, four=30)
-    page = session.wisdom.read(problem(1000))
-    session.wisdom.write(problem(1000), dataclasses.replace(page, foreign=True))
+    page = session.wisdom.read(addition(1000))
+    session.wisdom.write(addition(1000), dataclasses.replace(page, foreign=True))
     found = decided(session)  # by `auto` in place of its turns
     assert found.chosen == ("two" if policy == "auto" else "four")
     if policy == "auto":
@@ -258,8 +254,8 @@ def test_a_known_problem_is_learnt_anew_for_a_changed_winner_alone(machine, chan
     found = decided(machine.process(**us))
     assert (found.chosen, found["three"].refusal.code) == ("two", Code.PRUNED)
     session = machine.process(policy="auto", **us)
-    page = session.wisdom.read(problem(1000))
-    session.wisdom.write(problem(1000), dataclasses.replace(page, foreign=True))
+    page = session.wisdom.read(addition(1000))
+    session.wisdom.write(addition(1000), dataclasses.replace(page, foreign=True))
     asked = []
 
     def identity(backend, kernel):
@@ -268,7 +264,7 @@ def test_a_known_problem_is_learnt_anew_for_a_changed_winner_alone(machine, chan
 
     fakes.identified(monkeypatch, identity)
     x = torch.randn(1000)
-    found = session.chooser.choose(problem(1000), (x, x, 1, None)).decision
+    found = session.chooser.choose(addition(1000), (x, x, 1, None)).decision
     assert (found.rule, found.chosen) == (("exploring", "torch") if changed == "two" else ("measured", "two"))
     assert changed == "two" or changed not in asked, "an identity takes time"
 
@@ -317,7 +313,7 @@ def test_a_kernel_on_disk_is_planned_once_for_a_race_and_asked_once_whether_it_a
     machine.images = ("two",)
     session = machine.process(two=50)
     backend, kernel = session.tuner.taking_part("add")[1]
-    session.gate.verify(backend, kernel, problem(1000))
+    session.gate.verify(backend, kernel, addition(1000))
     machine.planned.clear()
     asked, takes = [], Kernel.takes
     monkeypatch.setattr(Kernel, "takes", lambda self, of: asked.append(self) or takes(self, of))

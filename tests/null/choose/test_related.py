@@ -11,13 +11,13 @@ from nxcore.measure.decision import Candidate, Decision, Interval
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.device import describe
-from nxcore.spec.problem import Problem
 from nxcore.store import pages, transfer, wisdom
 from nxcore.store.owner import StoreWarning
 from nxcore.store.pages import Page
 from nxcore.store.wisdom import Wisdom, digest, environment, key
 from tests.null import fakes
-from tests.null.fakes import SPECS, timing
+from tests.null.calls import addition
+from tests.null.fakes import timing
 from tests.stand_ins import stand_in
 
 wisdom_has = stand_in(wisdom)
@@ -40,10 +40,6 @@ def knowing(folder=None, *backends, policy="frozen"):
     )
 
 
-def problem(size):
-    return Problem.of(SPECS["add"], (torch.empty(size), torch.empty(size), 1, None))
-
-
 def page(session, of, **us):
     """Return what a measurement of these times would have left."""
     owned = {b.label(k): (b, k) for b, k in session.tuner.taking_part("add")}
@@ -59,7 +55,7 @@ def page(session, of, **us):
 
 def learnt(session, sizes=NEAR, **us):
     for size in sizes:
-        of = problem(size)
+        of = addition(size)
         session.wisdom.write(of, page(session, of, **{n: t * size for n, t in us.items()}))
 
 
@@ -67,7 +63,7 @@ def decision(session, size=1000):
     op = session.op("add")
     x = torch.randn(size)
     assert torch.equal(op(x, x), 2 * x)
-    of = problem(size)
+    of = addition(size)
     return session.chooser.choose(of, (x, x, 1, None)).decision
 
 
@@ -89,7 +85,7 @@ def elsewhere(session, folder, *, sizes=(400, 500, 800, 1500, 2000, 3000), **fac
     entries = [
         {"key": key(of), "page": page(session, of, torch=2 * s, fast=s).to_dict()}
         for s in sizes
-        for of in (problem(s),)
+        for of in (addition(s),)
     ]
     there = describe("cpu").to_dict() | facts
     document = {"format": 1, "environments": [{"facts": there, "entries": entries}]}
@@ -135,10 +131,10 @@ def test_what_a_related_device_clearly_won_serves_until_it_is_confirmed(tmp_path
     assert (found.chosen, found.rule) == ("fast", "measured")
     x = torch.randn(800)
     assert "on another by policy" in str(session.explain("add", x, x))
-    assert session.chooser.known(problem(800)).foreign, "its calls are counted, and it is confirmed"
-    session.wisdom.contradict(problem(800))
-    assert session.wisdom.related(problem(800)) is None
-    assert session.wisdom.read(problem(800)) is None, "it has no figures of its own"
+    assert session.chooser.known(addition(800)).foreign, "its calls are counted, and it is confirmed"
+    session.wisdom.contradict(addition(800))
+    assert session.wisdom.related(addition(800)) is None
+    assert session.wisdom.read(addition(800)) is None, "it has no figures of its own"
 
 
 @pytest.mark.parametrize("other", [{"capability": "another"}, {"units": 999}])
@@ -172,7 +168,7 @@ def test_a_broken_shipped_file_is_one_warning(tmp_path):
     wisdom = Wisdom(fakes.session().wisdom.store, lambda kind: transfer.shipped(kind, tmp_path))
     with pytest.warns(StoreWarning, match=r"shipped wisdom is ignored: .*cpu-broken\.json isn't JSON"):
         assert wisdom.environments("cpu") == []
-    assert wisdom.read(problem(5)) is None
+    assert wisdom.read(addition(5)) is None
     assert transfer.shipped("cuda", tmp_path) == ({}, {})
 
 
@@ -193,7 +189,7 @@ def test_a_file_that_is_no_wisdom_names_itself(tmp_path):
 
 def near(session, size=1000):
     """Return the measured sizes of a problem's family."""
-    of = problem(size)
+    of = addition(size)
     found = session.chooser.families._measured(of, environment(of.device))
     return [end.point.sizes[0] for _, end in found]
 
@@ -203,7 +199,7 @@ def test_pages_that_describe_no_problem_are_left_aside(tmp_path):
     learnt(session, torch=2, fast=1)
     facts = environment(torch.device("cpu"))
     for wrong in ({"op": "add"}, {"op": "add", "devices": ["cpu"], "x": 3}):
-        kept = page(session, problem(5), torch=2, fast=1).to_dict()
+        kept = page(session, addition(5), torch=2, fast=1).to_dict()
         session.wisdom.store.write(f"{digest(facts)}/entries", wrong | {"deterministic": False}, kept)
     assert near(knowing(tmp_path)) == [*NEAR]
 

@@ -10,9 +10,9 @@ import torch
 from nxcore.errors import UnsupportedProblemError
 from nxcore.registry import inductor
 from nxcore.spec.kernel import no
-from nxcore.spec.problem import Problem
 from tests import fresh
 from tests.null import fakes
+from tests.null.calls import problem
 from tests.stand_ins import stand_in
 
 torch_has = stand_in(torch)
@@ -20,11 +20,6 @@ inductor_has = stand_in(inductor)
 
 X, Y = torch.arange(12.0).view(3, 4), torch.ones(4)
 SECONDS = "compiling takes seconds"
-
-
-def problem(op, *args, **kwargs):
-    spec = fakes.SPECS[op]
-    return Problem.of(spec, spec.bind(*args, **kwargs))
 
 
 def refusal(op, *args, **kwargs):

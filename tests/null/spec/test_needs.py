@@ -4,8 +4,8 @@ import torch
 
 from nxcore.spec.kernel import Code, no
 from nxcore.spec.needs import Place, at_most, needs
-from nxcore.spec.problem import Problem, TensorMeta
-from tests.null import fakes
+from nxcore.spec.problem import TensorMeta
+from tests.null.calls import problem as asked
 from tests.table import for_each
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -13,11 +13,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 def here():
     return Place("cpu", " under a simulator")
-
-
-def asked(op, *args, **kwargs):
-    spec = fakes.SPECS[op]
-    return Problem.of(spec, spec.bind(*args, **kwargs))
 
 
 def on(device, *shape, dtype=torch.float32):
