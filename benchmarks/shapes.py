@@ -74,6 +74,7 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "column_sums": lambda n: (tuple(torch.randn(64, 100 + n) for _ in range(4)),),
     "conv2d": lambda n: (image(n, 4), torch.randn(8, 4, 3, 3), torch.randn(8), 1, 1),
     "depthwise_conv2d": lambda n: (image(n), torch.randn(16, 1, 3, 3), 1, 1),
+    "embedding": lambda n: (torch.arange(100 + n) % 9, torch.randn(9, 64)),
     "embedding_dense_backward": lambda n: (torch.randn(100 + n, 64), torch.arange(100 + n) % 9, 9, -1, False),
     "entropy": lambda n: (_rows(n),),
     "foreach_sep_conv2d_batch_norm": _lists,

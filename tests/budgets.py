@@ -29,6 +29,7 @@ ADDED_OPERATORS = {
     "argsort",
     "index_add",
     "segment_reduce",
+    "embedding",
     "embedding_dense",
     "scaled_dot_product_attention",
     "rope",

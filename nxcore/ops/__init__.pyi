@@ -140,6 +140,20 @@ class _Elu(Operator):
 
 elu: _Elu
 
+class _Embedding(Operator):
+    def __call__(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor: ...
+
+embedding: _Embedding
+
 class _EmbeddingDenseBackward(Operator):
     def __call__(
         self,

@@ -207,9 +207,9 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the first tensor; of the first that holds numbers where conditions precede it."""
-        valued = (t.dtype for t in self.tensors if t.dtype is not torch.bool)
-        return next(valued, self.tensors[0].dtype)
+        """The dtype of the first tensor; of the first of values where conditions or indices precede it."""
+        given = [t.dtype for t in self.tensors if t.dtype is not torch.bool] or [self.tensors[0].dtype]
+        return next((d for d in given if d.is_floating_point), given[0])
 
     @property
     def precision(self) -> Precision:

@@ -29,6 +29,7 @@ from nxcore.testing import rules
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
 from tests.hostile import (
     cross_entropy,
+    embedding,
     lines,
     norms,
     of_cuda,
@@ -98,7 +99,14 @@ NUMBA = (
 )
 TRITON = (
     *(*of_triton.MUTATIONS, *of_products.TRITON, *scans.TRITON),
-    *(*lines.TRITON, *norms.TRITON, *softmaxes.TRITON, *cross_entropy.TRITON, *rope.TRITON),
+    *(
+        *lines.TRITON,
+        *norms.TRITON,
+        *softmaxes.TRITON,
+        *cross_entropy.TRITON,
+        *rope.TRITON,
+        *embedding.TRITON,
+    ),
 )
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", NUMBA),
@@ -110,7 +118,7 @@ PLUGINS = {
         (
             *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
             *(*of_cuda_planes.MUTATIONS, *scans.CUDA, *lines.CUDA, *norms.CUDA),
-            *(*softmaxes.CUDA, *cross_entropy.CUDA, *rope.CUDA),
+            *(*softmaxes.CUDA, *cross_entropy.CUDA, *rope.CUDA, *embedding.CUDA),
         ),
     ),
     "numba-cuda": Plugin("nxcore_numba", "numba-cuda", "numba.cuda", of_numba_cuda.MUTATIONS),

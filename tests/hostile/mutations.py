@@ -37,13 +37,13 @@ AXIS, AXIS_BACK = ("softmax", "log_softmax"), ("softmax_backward", "log_softmax_
 LAST = tuple(f"{op}{back}" for op in ("rms_norm", "layer_norm") for back in ("", "_backward"))
 LOSSES = ("cross_entropy", "cross_entropy_backward")
 GROUP = ("group_norm", "group_norm_backward")
-ROPE = ("rope", "rope_backward")
+ROPE, LOOKUP = ("rope", "rope_backward"), ("embedding",)
 SCATTERS = ("index_add", "embedding_dense_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
-ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS, *FOREACH)
-"""What the kernels of other operators run: those of BLENDS, PRODUCT, SEPARABLE and NORMS, which in CUDA C++
-also leave moments."""
+ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", "embedding_backward", *BLOCKS, *FOREACH)
+"""What the kernels of other operators run: of BLENDS, PRODUCT, SCATTERS, SEPARABLE and NORMS, which in CUDA
+C++ also leave moments."""
 
 OPS = (
     "add",
@@ -67,6 +67,7 @@ OPS = (
     *LOSSES,
     *GROUP,
     *ROPE,
+    *LOOKUP,
     *SCATTERS,
     *SEPARABLE,
     *NORMS,
@@ -79,17 +80,16 @@ TORCHS = (
     *("linear_cross_entropy", "scaled_dot_product_attention", "index_add_backward"),
 )
 """What no plugin that is broken here has a kernel of: torch, or a library, computes it."""
-ON_GPUS = ("matmul", "matmul_backward")
 OF_NUMBA_CUDA = (
     *("add", "max_pool2d_backward", "weighted_sum", "weighted_sum_backward"),
     *(*SUMS, *BLENDS, *LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK, *MEANS),
 )
 """All that it has a kernel of."""
 NOT_IN = {
-    "triton": (*SCATTERS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
+    "triton": ("embedding_backward", *SCATTERS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
     "numba": (
-        *(*ON_GPUS, *SCANS, *SCATTERS, *COLUMNS, *POINTS, *POINTS_BACK),
-        *(*NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
+        *(*PRODUCT, "matmul_backward", "embedding_backward", *SCANS, *LOOKUP, *SCATTERS, *COLUMNS),
+        *(*POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH, *SEPARABLE, *BLOCKS),
     ),
     "numba-cuda": tuple(op for op in (*OPS, *ALIKE) if op not in OF_NUMBA_CUDA),
 }
@@ -165,34 +165,17 @@ PASSES_NAN = "NaN passes through its arithmetic: no line treats it"
 
 SHORT = "a row has few terms: rounded on their way, they stay within what the result's own 16 bits lose"
 
+TREATS_NAN = (
+    *(*BLENDS, *ELEMENTS, *LARGEST, *LARGEST_OF_ALL, *ROWS, *AXIS, *LOSSES, *POINTS, *POINTS_BACK),
+    *(*SEPARABLE, "depthwise_conv2d_backward"),
+)
+"""What a line of a kernel treats NaN in."""
+
 NONE_SUCH = {
     **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS, *AXIS, *LOSSES)},
     **{(op, BITS): SHORT for op in ROWS},
-    **{(op, BITS): NEVER_ADDS for op in (*FOLDS, *LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK)},
-    **{
-        (op, NAN): PASSES_NAN
-        for op in (
-            "add",
-            *PRODUCT,
-            *DIRECT,
-            *DIRECT_BACK,
-            *COLUMNS,
-            *SUMS,
-            *FLAGS,
-            *MEANS,
-            "max_pool2d_backward",
-            *GLOBAL_BACK,
-            *SCANS,
-            *AXIS_BACK,
-            *LAST,
-            *GROUP,
-            *ROPE,
-            *SCATTERS,
-            *NORMS,
-            *NORM_SUMS,
-            "depthwise_conv2d",
-        )
-    },
+    **{(op, BITS): NEVER_ADDS for op in (*FOLDS, *LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK, *LOOKUP)},
+    **{(op, NAN): PASSES_NAN for op in OPS if op not in TREATS_NAN},
 }
 """What there is nothing of in any backend's kernel of an operator, and why."""
 

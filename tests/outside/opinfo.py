@@ -148,6 +148,12 @@ def _normed(x: Tensor, of: Any, weight: Any = None, bias: Any = None, eps: float
     return x, of, weight, bias, eps
 
 
+def _lookup(weight: Tensor, index: Tensor, padding_idx: Any = None, **how: Any) -> tuple[Any, ...]:
+    if how.get("max_norm") is not None or how.get("sparse"):
+        raise LeftOutError("max_norm= and sparse= are torch's alone")
+    return index, weight, padding_idx, None, 2.0, how.get("scale_grad_by_freq", False), False
+
+
 def _loss(x: Tensor, target: Tensor, weight: Any = None, **how: Any) -> tuple[Any, ...]:
     if target.is_floating_point():
         raise LeftOutError("classes' probabilities are torch's alone")
@@ -215,6 +221,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.group_norm": ("group_norm", _normed),
     "log_softmax": ("log_softmax", _along),
     "nn.functional.cross_entropy": ("cross_entropy", _loss),
+    "nn.functional.embedding": ("embedding", _lookup),
     **ACTIVATIONS,
 }
 """By torch's name in the database: the operator, and its arguments from those of a sample."""

@@ -64,3 +64,22 @@ def embedding_dense_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     index = _index(draw, torch.Size(shape[:-1]).numel(), rows).view(shape[:-1])
     padding = draw(st.sampled_from([-1, 0, rows - 1]))
     return tensor(draw, shape, draw(dtypes()), ORDINARY), index, rows, padding, draw(st.booleans())
+
+
+@strategy
+def embedding(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Indices of any shape and layout, and a weight of any layout."""
+    rows, columns = (draw(st.integers(low, max(most // 64, 2))) for low in (1, 0))
+    weight = tensor(draw, (rows, columns), draw(dtypes()), (*ORDINARY, "nan", "inf"))
+    shape = draw(shapes(max(most // 64, 1), 0, 3))
+    index = _index(draw, torch.Size(shape).numel(), rows).view(shape)
+    if draw(st.booleans()) and index.ndim:
+        index = index.mT.contiguous().mT if index.ndim > 1 else index.repeat_interleave(2)[::2]
+    padding = draw(st.sampled_from([None, 0, -1]))
+    return index, weight, padding, None, 2.0, draw(st.booleans()), False
+
+
+@strategy
+def embedding_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """The gradient of a weight."""
+    return *draw(embedding_dense_backward(most)), (False, True)

@@ -233,7 +233,7 @@ def test_every_kernel_compiles(tmp_path):
         *("find", "largest", "moments", "normalise"),
         *("convolve", "mix", "multiply", "unmix", "to_image", "to_points"),
         *("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
-        *("group_norm", "group_norm_backward", "channel", "rope"),
+        *("group_norm", "group_norm_backward", "channel", "rope", "embedding"),
         *("scans", "norms", "norms_backward", "columns_of", "fold", "softmaxes", "softmaxes_backward"),
         *("cross_entropy", "cross_entropy_backward", "total_of"),
     }

@@ -66,6 +66,7 @@ CASES = {
     "gumbel_all": ("gumbel_softmax", lambda: (double(3, 5), above_0(()), False, above_0((3, 5))), {}),
     **{n: (n, lambda: (double(3, 4, 5), 1), {}) for n in ("cumsum", "max", "softmax", "log_softmax")},
     "rows": ("index_add", lambda: (double(4, 5), 0, torch.tensor([1, 3, 1]), double(3, 5)), {"alpha": 2.0}),
+    "lookup": ("embedding", lambda: (torch.tensor([[1, 3], [1, 0]]), double(4, 5)), {}),
     "max_pool": ("max_pool2d", lambda: (double(2, 2, 5, 6), 3, 2, 1), {}),
     "max_pool_plane": ("max_pool2d", lambda: (double(2, 6, 7), (2, 3), None, 1, (1, 2)), {"ceil_mode": True}),
     "avg_pool": ("avg_pool2d", lambda: (double(2, 2, 4, 5), 3, 1, 1, False, False), {}),
@@ -197,13 +198,13 @@ def test_transforms_are_torchs(case, what):
     name, make, kwargs = CASES[case]
     args, spec = tuple(make()), fakes.SPECS[name]
     op = fakes.session(fakes.backend()).op(name)
-    first = fakes.leaves(args)[0].detach()
+    at = int(args[0].__class__ is torch.Tensor and not args[0].is_floating_point())  # an index comes first
+    first = fakes.leaves(args)[at].detach()
 
     def among(call):
         def function(x):
-            rest = args[0] if not isinstance(args[0], list) else None
-            head = x if rest is not None else [x, *args[0][1:]]
-            return fakes.first(call(head, *args[1:], **kwargs))
+            head = [x, *args[at][1:]] if isinstance(args[at], list) else x
+            return fakes.first(call(*args[:at], head, *args[at + 1 :], **kwargs))
 
         return function
 

@@ -125,6 +125,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
     "rms_norm": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,), torch.randn(3 + 2 * i)),
     "layer_norm": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,), *torch.randn(2, 3 + 2 * i)),
     "group_norm": lambda i: (torch.randn(4 + i, 6, 3 + 2 * i), 3, *torch.randn(2, 6)),
+    "embedding": lambda i: (torch.arange(4 + i) % 3, torch.randn(4 + i, 3 + 2 * i), None, None, 2),
     "rope": lambda i: (torch.randn(2, 4 + i, 6 + 2 * i), *torch.randn(2, 4 + i, 6 + 2 * i)),
     **dict.fromkeys(
         ("mean", "amax", "amin", "max", "min", "cumsum", "softmax", "log_softmax"),

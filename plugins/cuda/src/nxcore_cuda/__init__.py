@@ -106,6 +106,7 @@ KERNELS = kernels(
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
         "index_add": {**SUMMED, "target": "scatters:plan_add"},
+        "embedding": accepts.summed,
         "embedding_dense_backward": {**SUMMED, "target": "scatters:plan_embedding"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
         **{op: {"accepts": accepts.turned, "target": "rope:plan"} for op in ("rope", "rope_backward")},

@@ -120,6 +120,7 @@ KERNELS = kernels(
         "depthwise_conv2d_backward": accepts.images,
         "sep_conv2d": accepts.images,
         "sep_conv2d_backward": accepts.images,
+        "embedding": accepts.looked_up,
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         **{op: {"accepts": accepts.scan, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},

@@ -25,6 +25,7 @@ from nxcore.plugin import (
     no,
     of_classes,
     one_axis,
+    summed_rows,
     turned_rows,
     whole_groups,
 )
@@ -107,6 +108,7 @@ scan = takes(one_axis)
 last = takes(last_axes)
 losses = takes(of_classes, dtypes=(*FLOATS, torch.int64))
 groups = takes(whole_groups)
+looked_up = takes(summed_rows, dtypes=(*FLOATS, torch.int32, torch.int64))
 turned = takes(turned_rows, one_gradient=True)
 norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),

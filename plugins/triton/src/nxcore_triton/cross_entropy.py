@@ -26,11 +26,8 @@ COMPILED = tl.constexpr(not tile.INTERPRETED)
 
 
 @triton.jit
-def classes_of(target, at, there, ignored, length):
-    """Return the classes of lines, which of them are kept, and which there aren't: these end the program."""
-    found = tl.load(target + at, there, other=0)
-    kept = there & (found != ignored)
-    wrong = kept & ((found < 0) | (found >= length))
+def end_if(wrong):
+    """End the program where an index is wrong, as torch's own kernels do."""
     if COMPILED:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p trap; mov.b32 $0, $1; }",
@@ -40,6 +37,15 @@ def classes_of(target, at, there, ignored, length):
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def classes_of(target, at, there, ignored, length):
+    """Return the classes of lines, which of them are kept, and which there aren't: these end the program."""
+    found = tl.load(target + at, there, other=0)
+    kept = there & (found != ignored)
+    wrong = kept & ((found < 0) | (found >= length))
+    end_if(wrong)
     return found, kept & (wrong == 0), wrong
 
 
