@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was collected out of later searches for garbage: it is millions of objects, and stays."""
+    """Leave what was collected out of later searches for garbage: it is millions of objects, and stays.
+
+    So does torch's compiler, which nearly every worker comes to.
+    """
+    importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
     _pass_records_on()
