@@ -16,6 +16,7 @@ from tests.nas.switches import OFF, switch
 
 @pytest.fixture(autouse=True)
 def _nothing_is_measured() -> Iterator[None]:
+    """What is learnt from calls may change who serves between two of them, and with it the last bits."""
     with nxcore.policy("frozen"):
         yield
 

@@ -9,7 +9,6 @@ import types
 import pytest
 import torch
 
-import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas import trainer as trainers
 from nxcore.nas.architecture import ArchitectureParameters
@@ -38,13 +37,6 @@ LEAST = Preset(
     cutout=2,
     threads=1,
 )
-
-
-@pytest.fixture(autouse=True)
-def _who_serves_stays():
-    """What is learnt from calls may change who serves between two of them, and with it the last bits."""
-    with nxcore.policy("frozen"):
-        yield
 
 
 def images():

@@ -7,13 +7,8 @@ from nxcore.program import recording, replay
 from nxcore.program.replay import State
 from tests.nn.tape import part
 from tests.nn.traced import CALLS, agree, two
+from tests.null import fakes
 from tests.table import for_each
-
-
-def short(*_, **__):
-    """Stand in for what needs memory."""
-    raise torch.OutOfMemoryError
-
 
 PLACES = {
     "warm-up": (replay, "with_dice"),
@@ -28,7 +23,7 @@ def test_a_recording_without_memory_leaves_all_calls_to_torch(place, tape):
     torch._dynamo.reset()
     ours, plain = two()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*PLACES[place], short)
+        patch.setattr(*PLACES[place], fakes.raising(torch.OutOfMemoryError))
         agree(ours, plain, CALLS + 1)
     agree(ours, plain, 3)
     assert [r.state for r in part(ours)._replays] in ([State.PLAIN], [])

@@ -6,16 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import nxcore
-from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.interop import native
 from nxcore.offline import survey
 from nxcore.spec.tally import Tally
 from tests.nn.conftest import serve_by
 from tests.null import fakes
+from tests.null.cli.commands import command
 
 
 @pytest.fixture
@@ -124,10 +123,7 @@ def test_what_calls_are_learning_is_told():
 
 
 def run(*words):
-    done = CliRunner().invoke(app, ["explain", *words])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.output
+    return command("explain", *words).output
 
 
 def test_explain_reads_a_trace(session, tmp_path):

@@ -325,7 +325,7 @@ def saved_by(op: Callable[..., Any], *args: Any) -> tuple[Any, list[torch.Tensor
         return op(*args), saved
 
 
-def raising(error: Exception) -> Callable[..., Any]:
+def raising(error: Exception | type[Exception]) -> Callable[..., Any]:
     """Return a callable that raises."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

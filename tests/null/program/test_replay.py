@@ -9,6 +9,7 @@ from torch import nn
 
 from nxcore.program import audit, front, replay
 from nxcore.program.replay import State
+from tests.null import fakes
 from tests.null.program.nets import MET, Net, agree, loss_of, pair, replays, step
 from tests.stand_ins import stand_in
 
@@ -236,10 +237,7 @@ def test_a_replay_that_is_no_faster_is_dropped(compiled, tape):
 
 
 def test_without_memory_a_call_runs(compiled, replay_has):
-    def short(*_, **__):
-        raise torch.OutOfMemoryError
-
-    replay_has(Recording=short)
+    replay_has(Recording=fakes.raising(torch.OutOfMemoryError))
     plain, ours = pair()
     agree(compiled(ours), ours, plain, MET + 2)
     (found,) = replays(ours)
