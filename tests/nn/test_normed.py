@@ -34,12 +34,6 @@ ACTIVATIONS: list[nn.Module] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    """Give each test inputs of its own, whichever tests ran before it."""
-    torch.manual_seed(0)
-
-
 def chain(activation: nn.Module | None = None, norm: nn.Module | None = None) -> nn.Sequential:
     """Return a convolution, a norm with statistics of its own, and an activation, in evaluation."""
     norm = norm or nn.BatchNorm2d(6, eps=1e-3)

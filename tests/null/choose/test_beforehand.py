@@ -93,10 +93,6 @@ def test_a_capture_ends_it(recorded):
 
 def test_what_must_be_compiled_or_fails_is_left_to_the_call(recorded):
     session, _ = recorded(torch=100, fast=50)
-
-    def fails(*_):
-        raise UncompiledError("add")
-
-    session.tuner.gate.verify = fails
+    session.tuner.gate.verify = fakes.raising(UncompiledError("add"))
     expected(session, torch.ones(X.shape))
     assert not session.chooser.beforehand.thread.is_alive()

@@ -27,10 +27,7 @@ NEAR = (500, 2000)
 
 @pytest.fixture(autouse=True)
 def _nothing_is_measured(monkeypatch, raced_by):
-    def race(*args, **how):
-        raise AssertionError("nothing is to be measured")
-
-    raced_by(race)
+    raced_by(fakes.raising(AssertionError("nothing is to be measured")))
     fakes.identified(monkeypatch)
 
 
