@@ -12,7 +12,6 @@ from nxcore.choose.learn.confirmation import BRIEF
 from nxcore.errors import MeasurementError
 from nxcore.measure import ceilings
 from nxcore.measure import race as module
-from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.decision import Candidate, settled
 from nxcore.measure.lane import Lane, cuda_block, host_calls, warm_up
 from nxcore.measure.race import IN_CALL, SPIN_S, Effort, left, race
@@ -340,7 +339,7 @@ def test_call_us_is_the_slower_of_host_and_device():
     }
 
 
-CEILINGS = Ceilings(t0_us=2.0, bandwidths=((1000, 4e9), (4000, 2e9), (16000, 1e9)), flops=1e9)
+CEILINGS = ceilings.Ceilings(t0_us=2.0, bandwidths=((1000, 4e9), (4000, 2e9), (16000, 1e9)), flops=1e9)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +356,7 @@ def test_the_floor_is_the_slower_of_bytes_and_operations():
 
 
 def test_what_was_reached_once_is_a_ceiling():
-    other = Ceilings(t0_us=1.0, bandwidths=((1000, 3e9), (4000, 5e9), (16000, 1e9)), flops=1.0)
+    other = ceilings.Ceilings(t0_us=1.0, bandwidths=((1000, 3e9), (4000, 5e9), (16000, 1e9)), flops=1.0)
     assert CEILINGS.raised(other) == other.raised(CEILINGS)
     assert CEILINGS.raised(other).bandwidths == ((1000, 4e9), (4000, 5e9), (16000, 1e9))
     assert CEILINGS.raised(other).t0_us == 1.0
