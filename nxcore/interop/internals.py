@@ -40,6 +40,9 @@ any_autocast = torch._C._is_any_autocast_enabled
 deterministic = torch._C._get_deterministic_algorithms
 """Whether deterministic algorithms are required. The public test is slower."""
 
+dispatch_mode_stack: Callable[[], list[Any]] = torch.utils._python_dispatch._get_current_dispatch_mode_stack
+"""The ``__torch_dispatch__`` modes in force."""
+
 dispatch_modes = torch._C._len_torch_dispatch_stack
 """The number of ``__torch_dispatch__`` modes in force."""
 

@@ -93,20 +93,12 @@ def reference(
     )
 
 
-def check(
-    x: Any,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    ceil_mode: Any,
-    count_include_pad: Any,
-    divisor_override: Any,
-) -> None:
+def check(x: Any, *window: Any) -> None:
     """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x", floating=False)
     require_image(x)
-    require_average(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    _window(x.shape, kernel_size, stride, padding, ceil_mode)
+    require_average(*window)
+    _window(x.shape, *window[:4])
 
 
 def require_average(

@@ -153,18 +153,9 @@ def require_numbers(values: Any, name: str, count: int) -> None:
         raise InvalidInputError(f"{name} must hold {count} integers, got {len(values)}", argument=name)
 
 
-def check(
-    xs: Any,
-    dw_weights: Any,
-    pw_weights: Any,
-    strides: Any,
-    paddings: Any,
-    dilations: Any,
-    normed: Any,
-    relu: Any,
-    eps: Any,
-) -> None:
+def check(xs: Any, dw_weights: Any, pw_weights: Any, *rest: Any) -> None:
     """Raise unless the operator is defined for the arguments."""
+    strides, paddings, dilations, normed, relu, eps = rest
     require_tensors(xs, "xs")
     for name, values in (("dw_weights", dw_weights), ("pw_weights", pw_weights)):
         require_tensors(values, name, len(xs))

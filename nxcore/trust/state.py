@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from nxcore.interop import internals
 from nxcore.spec import driver
@@ -62,6 +64,29 @@ _LEAST, _HALF = sys.float_info.min, 0.5
 def _flushes() -> bool:
     """Return whether this thread's CPU takes numbers below the smallest normal one for zero."""
     return _LEAST * _HALF == 0.0
+
+
+def _autocasts() -> Any:
+    return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+
+
+def _to_autocast(found: Any) -> None:
+    for kind, (on, dtype) in zip(("cpu", "cuda"), found, strict=True):
+        torch.set_autocast_enabled(kind, on)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def _modes() -> list[Any]:
+    """Return the modes of torch that are in force; a default device is one."""
+    return [*internals.function_mode_stack(), *internals.dispatch_mode_stack()]
+
+
+def _to_modes(were: list[Any]) -> None:
+    for mode in reversed([mode for mode in _modes() if mode not in were]):
+        if isinstance(mode, DeviceContext):
+            torch.set_default_device(next((m.device for m in were if isinstance(m, DeviceContext)), None))
+        else:
+            mode.__exit__(None, None, None)
 
 
 def _to_matmul(backend: str, setting: str) -> None:
@@ -127,13 +152,13 @@ FACTS: Mapping[str, Fact] = MappingProxyType(
         ),
         "torch.get_num_threads()": Fact(torch.get_num_threads, torch.set_num_threads, own=True, quick=True),
         "torch.get_default_dtype()": Fact(torch.get_default_dtype, torch.set_default_dtype, quick=True),
-        "torch.are_deterministic_algorithms_enabled()": Fact(
-            torch.are_deterministic_algorithms_enabled,
-            lambda on: torch.use_deterministic_algorithms(
-                on, warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
-            ),
-            quick=True,
+        "torch.get_deterministic_debug_mode()": Fact(
+            torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, quick=True
         ),
+        "torch.is_autocast_enabled()": Fact(_autocasts, _to_autocast, own=True, quick=True),
+        "torch's modes, such as torch.set_default_device()": Fact(_modes, _to_modes, own=True, quick=True),
+        "torch.is_anomaly_enabled()": Fact(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        "gc.isenabled()": Fact(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         "torch.set_flush_denormal()": Fact(_flushes, torch.set_flush_denormal, own=True, quick=True),
         **{
             f"torch.backends.{backend}.matmul.fp32_precision": Fact(

@@ -1,5 +1,6 @@
 """A kernel for each setting that it must leave alone: its results are right, and it changes the setting."""
 
+import gc
 import os
 import random
 import signal
@@ -32,9 +33,13 @@ EFFECTS: dict[str, Effect] = {
     "torch.is_grad_enabled()": lambda: torch._C._set_grad_enabled(not torch.is_grad_enabled()),
     "torch.get_num_threads()": lambda: torch.set_num_threads(torch.get_num_threads() % 2 + 1),
     "torch.get_default_dtype()": lambda: torch.set_default_dtype(torch.float64),
-    "torch.are_deterministic_algorithms_enabled()": lambda: torch.use_deterministic_algorithms(
-        not torch.are_deterministic_algorithms_enabled(), warn_only=True
+    "torch.get_deterministic_debug_mode()": lambda: torch.set_deterministic_debug_mode(
+        (torch.get_deterministic_debug_mode() + 1) % 3
     ),
+    "torch.is_autocast_enabled()": lambda: torch.set_autocast_enabled("cpu", True),
+    "torch's modes, such as torch.set_default_device()": lambda: torch.set_default_device("meta"),
+    "torch.is_anomaly_enabled()": lambda: torch.autograd.set_detect_anomaly(not torch.is_anomaly_enabled()),
+    "gc.isenabled()": lambda: gc.disable() if gc.isenabled() else gc.enable(),
     "torch.set_flush_denormal()": lambda: torch.set_flush_denormal(True),
     "torch.backends.cuda.matmul.fp32_precision": lambda: setattr(
         torch.backends.cuda.matmul, "allow_tf32", not torch.backends.cuda.matmul.allow_tf32
@@ -54,7 +59,10 @@ EFFECTS: dict[str, Effect] = {
 }
 """By the name of the setting, as a refusal has it."""
 
-ONCE = frozenset({"torch.is_grad_enabled()", "torch.get_num_threads()", "torch.set_flush_denormal()"})
+ONCE = {
+    *("torch.is_grad_enabled()", "torch.get_num_threads()", "torch.set_flush_denormal()"),
+    *("torch.is_autocast_enabled()", "torch's modes, such as torch.set_default_device()"),
+}
 """Those that each thread has a value of its own of: changed once, by the first call, is enough."""
 
 

@@ -8,6 +8,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.testing import examine
 from tests.hostile.grammar import HOWS, part
+from tests.hostile.use import marked
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -51,15 +52,8 @@ def hostile(name, turned):
 
 
 def plain(result):
-    marks = (
-        result.requires_grad,
-        result.grad_fn,
-        result.is_inference(),
-        result.is_neg(),
-        any(getattr(result, "names", ())),
-    )
-    size = result.untyped_storage().nbytes() == result.numel() * 4
-    return not any(marks) and size and type(result) is torch.Tensor
+    graded = result.requires_grad or result.grad_fn or result.is_inference()
+    return type(result) is torch.Tensor and not (graded or marked(result))
 
 
 @pytest.mark.parametrize("name", LATE)

@@ -155,7 +155,7 @@ def wrong(turn: Turn, result: Any) -> bool:
         if changed:
             for now, then in zip(inputs, leaves(turn.own), strict=True):
                 now.data.copy_(then)
-        if any(map(_marked, leaves(result))):
+        if any(map(marked, leaves(result))):
             return True
         mine = [t.detach() for t in leaves(result)]
         shared = meet(spans(mine), spans(inputs))
@@ -168,7 +168,7 @@ def wrong(turn: Turn, result: Any) -> bool:
         return not formed or bool(strays(turn.spec, turn.own, turn.truth.torch, tuple(mine)))
 
 
-def _marked(result: Tensor) -> bool:
+def marked(result: Tensor) -> bool:
     """Return whether a result has a negative or conjugate bit, names, or memory of more than its own size."""
     more = result.untyped_storage().nbytes() > result.numel() * result.element_size()
     return result.is_neg() or result.is_conj() or any(getattr(result, "names", ())) or more
