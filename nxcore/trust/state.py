@@ -228,7 +228,7 @@ class State:
 
     @classmethod
     def own(cls, device: torch.device) -> State:
-        """Read what each thread has a value of its own of: it takes less than a microsecond on a CPU."""
+        """Read what each thread has a value of its own of: it takes a few microseconds on a CPU."""
         return cls({name: fact.read() for name, fact in _facts(device).items() if fact.own}, {}, quick=True)
 
     def changed(self, since: State) -> str:
