@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import nxcore
 from nxcore import nas
 from nxcore.errors import InvalidInputError
-from nxcore.nn import modules, norms, softmaxes
+from nxcore.nn import embedding, modules, norms, softmaxes
 from nxcore.store.encoding import encoded
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -113,6 +113,7 @@ def by_operators() -> Iterator[None]:
         mock.patch.object(modules, "by_kernel", _operator),
         mock.patch.object(softmaxes, "by_kernel", _operator),
         mock.patch.object(norms, "by_kernel", _operator),
+        mock.patch.object(embedding, "by_kernel", _operator),
     ):
         yield
 

@@ -20,6 +20,7 @@ from nxcore.nn.activations import (
     Softplus,
     Tanh,
 )
+from nxcore.nn.embedding import Embedding
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
@@ -43,6 +44,7 @@ __all__ = [
     "BatchNorm2d",
     "Conv2d",
     "CrossEntropyLoss",
+    "Embedding",
     "GroupNorm",
     "Hardsigmoid",
     "Hardswish",

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from nxcore.errors import of_type
 from nxcore.nn import activations, watching
 from nxcore.nn import whole as of_models
+from nxcore.nn.embedding import Embedding
 from nxcore.nn.exchange import EXCHANGING, MARK, PATCHED, RESTING, awake, kind
 from nxcore.nn.lookups import PREPARED, prepared
 from nxcore.nn.modules import (
@@ -45,6 +46,7 @@ OURS: dict[type[nn.Module], Any] = {
     nn.Softmax: Softmax,
     nn.LogSoftmax: LogSoftmax,
     nn.CrossEntropyLoss: CrossEntropyLoss,
+    nn.Embedding: Embedding,
     nn.LayerNorm: LayerNorm,
     nn.RMSNorm: RMSNorm,
     nn.GroupNorm: GroupNorm,

@@ -20,6 +20,7 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
     "BatchNorm2d": ("batch_norm",),
     "Softmax": ("softmax",),
     "LogSoftmax": ("log_softmax",),
+    "Embedding": ("embedding",),
     "LayerNorm": ("layer_norm",),
     "RMSNorm": ("rms_norm",),
     "GroupNorm": ("group_norm",),

@@ -7,7 +7,7 @@ import torch
 
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
-from nxcore.nn import activations, modules, norms, sequential, softmaxes, whole
+from nxcore.nn import activations, embedding, modules, norms, sequential, softmaxes, whole
 from nxcore.session import Session
 from tests.nn.programs import SLOW, STATES
 from tests.nn.tape import Tape
@@ -40,6 +40,7 @@ def serve_by(
         monkeypatch.setattr(modules, f"_{name}", session.op(name, backend=backend))
     others = {"_sep_conv2d": (sequential, "sep_conv2d"), "_block": (sequential, "sep_conv2d_batch_norm")}
     others |= {f"_{name}": (softmaxes, name) for name in ("softmax", "log_softmax", "cross_entropy")}
+    others["_embedding"] = (embedding, "embedding")
     others |= {f"_{name}": (norms, name) for name in ("layer_norm", "rms_norm", "group_norm")}
     for name, (module, op) in others.items():
         monkeypatch.setattr(module, name, session.op(op, backend=backend))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import nxcore
 import nxcore.nas
 from tests.nn.cross_entropy import targeted
+from tests.nn.embedding import indexed
 
 Row = Callable[[Any, Tensor], Any]
 """Takes a model and its input; returns what is compared."""
@@ -26,6 +27,7 @@ MAKE: dict[type[nn.Module], Callable[[], nn.Module]] = {
     nn.Softmax: lambda: nn.Softmax(1),
     nn.LogSoftmax: lambda: nn.LogSoftmax(1),
     nn.CrossEntropyLoss: lambda: targeted(nn.CrossEntropyLoss()),
+    nn.Embedding: lambda: indexed(nn.Embedding(5, 4)),
     nn.LayerNorm: lambda: nn.LayerNorm(16),
     nn.RMSNorm: lambda: nn.RMSNorm(16),
     nn.GroupNorm: lambda: nn.GroupNorm(2, 4),

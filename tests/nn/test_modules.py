@@ -59,7 +59,7 @@ MAKE = {
 }
 OURS = [
     *("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"),
-    *("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "Sigmoid", "SiLU"),
+    *("ELU", "Embedding", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "Sigmoid", "SiLU"),
     *("Softplus", "Tanh", "Softmax", "LogSoftmax", "LayerNorm", "RMSNorm", "GroupNorm", "CrossEntropyLoss"),
 ]
 

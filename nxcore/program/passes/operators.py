@@ -203,6 +203,7 @@ STAND_INS: dict[Any, Function] = {
     functional.gelu: gelu,
     functional.softmax: _row("softmax", functional.softmax),
     functional.log_softmax: _row("log_softmax", functional.log_softmax),
+    functional.embedding: _windowed("embedding", functional.embedding),
     functional.layer_norm: _windowed("layer_norm", functional.layer_norm),
     functional.group_norm: _windowed("group_norm", functional.group_norm),
     **{norm: _windowed("rms_norm", norm) for norm in (functional.rms_norm, torch.rms_norm)},

@@ -13,6 +13,7 @@ from nxcore.expression.normed import NORMED, normed
 from nxcore.program.passes.blocks import blocks
 from nxcore.program.passes.operators import operators
 from nxcore.program.passes.order import rewritten
+from tests.nn.embedding import indexed
 from tests.null import fakes
 from tests.null.program.nets import MET, agree
 from tests.stand_ins import stand_in
@@ -86,6 +87,7 @@ MODELS = {
         [nn.LayerNorm(8), nn.RMSNorm((8, 8)), nn.GroupNorm(2, 4)],
         ["layer_norm", "rms_norm", "group_norm"],
     ),
+    "rows of an index": ([indexed(nn.Embedding(5, 8))], ["embedding"]),
     "a block": (separable(), ["sep_conv2d_batch_norm"]),
     "what torch alone does": ([nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2)], []),
 }
