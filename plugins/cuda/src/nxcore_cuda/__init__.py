@@ -82,10 +82,15 @@ KERNELS = kernels(
             "accepts": accepts.offsets,
             "target": "global_max_pool2d:plan_backward",
         },
-        "batch_norm": accepts.norm,
-        "batch_norm_backward": {"accepts": accepts.norm, "target": "batch_norm:plan_backward"},
-        "batch_norm_sum": accepts.norms,
-        "batch_norm_sum_backward": {"accepts": accepts.norms, "target": "batch_norm_sum:plan_backward"},
+        **{
+            f"{op}{back}": {"accepts": need, "target": f"{op}:plan{back}"}
+            for op, need in (
+                *(("batch_norm", accepts.norm), ("batch_norm_sum", accepts.norms)),
+                *(("cross_entropy", accepts.losses), ("group_norm", accepts.groups)),
+                *((op, accepts.rows) for op in ("entropy", "gumbel_softmax")),
+            )
+            for back in ("", "_backward")
+        },
         "column_sums": accepts.matrices,
         "conv2d": accepts.direct_convolution,
         "conv2d_backward": accepts.direct_convolution,
@@ -101,17 +106,11 @@ KERNELS = kernels(
             "dtypes": (torch.float32,),
             "verified_on": PLANES,
         },
-        "entropy": accepts.rows,
-        "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
-        "gumbel_softmax": accepts.rows,
-        "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
         "index_add": {**SUMMED, "target": "scatters:plan_add"},
         "embedding": accepts.summed,
         "embedding_dense_backward": {**SUMMED, "target": "scatters:plan_embedding"},
         **{op: {**SCAN, "accepts": accepts.axis} for op in ("cumsum", "cumsum_backward")},
         **{op: {"accepts": accepts.turned, "target": "rope:plan"} for op in ("rope", "rope_backward")},
-        "group_norm": accepts.groups,
-        "group_norm_backward": {"accepts": accepts.groups, "target": "group_norm:plan_backward"},
         **{
             f"{op}{back}": {"accepts": accepts.last, "target": f"norms:plan{back}"}
             for op in ("rms_norm", "layer_norm")
@@ -122,8 +121,6 @@ KERNELS = kernels(
             for op in ("softmax", "log_softmax")
             for back in ("", "_backward")
         },
-        "cross_entropy": accepts.losses,
-        "cross_entropy_backward": {"accepts": accepts.losses, "target": "cross_entropy:plan_backward"},
         "pointwise_conv2d": {"accepts": accepts.points, "verified_on": POINTS},
         "pointwise_conv2d_backward": {"accepts": accepts.points, "verified_on": POINTS},
         "sep_conv2d": {"accepts": accepts.separable_convolution, "verified_on": PLANES},

@@ -215,4 +215,3 @@ CUDA_TARGETS = TARGETS | {
     "softmax_sum_backward": "softmax_sum:plan_backward",
     "weighted_sum_backward": "softmax_sum:plan_backward",
 }
-"""The requirements on a CUDA call, by the family of its operator."""

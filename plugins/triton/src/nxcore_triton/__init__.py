@@ -97,13 +97,9 @@ KERNELS = kernels(
         "mean": {"accepts": accepts.sums, "target": "sum:plan"},
         **{op: {"accepts": accepts.sums, "target": "fold:plan"} for op in FOLDS},
         "matmul": {"accepts": accepts.product, "dtypes": SINGLE},
-        "batch_norm": accepts.norm,
-        "batch_norm_backward": {"accepts": accepts.norm, "target": "batch_norm:plan_backward"},
         "max_pool2d": accepts.images,
         "max_pool2d_with_offsets": {"accepts": accepts.images, "target": "max_pool2d:plan"},
         "max_pool2d_backward": {"accepts": accepts.offsets, "target": "max_pool2d:plan_backward"},
-        "avg_pool2d": accepts.images,
-        "avg_pool2d_backward": {"accepts": accepts.images, "target": "avg_pool2d:plan_backward"},
         "global_avg_pool2d": {"accepts": accepts.images, "target": "sum:plan"},
         "global_max_pool2d": accepts.images,
         "global_max_pool2d_with_offsets": {
@@ -114,6 +110,15 @@ KERNELS = kernels(
             "accepts": accepts.offsets,
             "target": "global_max_pool2d:plan_backward",
         },
+        **{
+            f"{op}{back}": {"accepts": need, "target": f"{op}:plan{back}"}
+            for op, need in (
+                *(("avg_pool2d", accepts.images), ("batch_norm", accepts.norm), ("entropy", accepts.rows)),
+                *(("cross_entropy", accepts.losses), ("group_norm", accepts.groups)),
+                ("gumbel_softmax", accepts.rows),
+            )
+            for back in ("", "_backward")
+        },
         "conv2d": accepts.direct_convolution,
         "conv2d_backward": accepts.direct_convolution,
         "depthwise_conv2d": accepts.images,
@@ -121,12 +126,8 @@ KERNELS = kernels(
         "sep_conv2d": accepts.images,
         "sep_conv2d_backward": accepts.images,
         "embedding": accepts.looked_up,
-        "entropy": accepts.rows,
-        "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         **{op: {"accepts": accepts.scan, "target": "scans:plan"} for op in ("cumsum", "cumsum_backward")},
         **{op: {"accepts": accepts.turned, "target": "rope:plan"} for op in ("rope", "rope_backward")},
-        "group_norm": accepts.groups,
-        "group_norm_backward": {"accepts": accepts.groups, "target": "group_norm:plan_backward"},
         **{
             f"{op}{back}": {"accepts": accepts.last, "target": f"norms:plan{back}"}
             for op in ("rms_norm", "layer_norm")
@@ -137,10 +138,6 @@ KERNELS = kernels(
             for op in ("softmax", "log_softmax")
             for back in ("", "_backward")
         },
-        "cross_entropy": accepts.losses,
-        "cross_entropy_backward": {"accepts": accepts.losses, "target": "cross_entropy:plan_backward"},
-        "gumbel_softmax": accepts.rows,
-        "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
     },
     dtypes=FLOATS,
     deterministic=True,
