@@ -242,8 +242,7 @@ class Watch:
             if flags.is_cuda and not (taken and self._calls <= 1):
                 self._later(own, seen, flags, part=taken is not None)
             elif bool(flags.any()):
-                planned = None if taken else self._again
-                reason = confirmed(planned, spec, own, seen, changed=bool(flags[1]))
+                reason = confirmed(None if taken else self._again, spec, own, seen, changed=bool(flags[1]))
         if not reason and (own == () or isinstance(taken, Sums) or (taken and taken.some)):
             reason = self._as_a_whole(taken, args, own, result)
         if reason:
@@ -323,11 +322,14 @@ class Watch:
         return native
 
     def _misplaced(self, args: tuple[Any, ...], result: Any) -> str:
-        inputs = spans(list(leaves(self._inputs(args))))
+        inputs, others = spans(list(leaves(self._inputs(args)))), list[tuple[int, int]]()
         for i, tensor in enumerate(leaves(result)):
             mine = spans([tensor])
             if i not in self._shared and meet(mine, inputs):
                 return "a result must not share memory with an input"
+            if i not in self._shared and meet(mine, others):
+                return "results must not share memory with each other"
+            others += mine
             if i not in self._shared and meet(mine, [at for held, at in self._last if _alive(held)]):
                 return "a result must not share memory with the result of the previous call"
         return ""

@@ -4,8 +4,11 @@ import gc
 import weakref
 
 import pytest
+import torch
 
+from nxcore.context import KernelWarning
 from tests.null.choose.learn.test_watch import X, watching
+from tests.null.fakes import SPECS
 
 
 @pytest.mark.parametrize("op", ["add", "max_pool2d_with_offsets"])
@@ -25,3 +28,17 @@ def test_a_watched_call_keeps_nothing_of_its_result_in_a_cycle(op):
             finally:
                 gc.enable()
     assert kernel.count
+
+
+def test_results_that_are_one_tensor_convict_where_torch_returns_two():
+    """The program may write into one of them."""
+
+    def call(*args):
+        first, second = SPECS["add_backward"].reference(*args)
+        same = None not in (first, second) and torch.equal(first, second)
+        return (first.clone(),) * 2 if same else (first.clone(), second.clone())
+
+    session, _ = watching("add_backward", call=call)
+    with session.use("watched"), pytest.warns(KernelWarning, match="share memory with each other"):
+        one, other = session.op("add_backward")(X, X.shape[1:], X.shape[1:])
+    assert one.data_ptr() != other.data_ptr()
