@@ -35,8 +35,7 @@ def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
 
 def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
-        backend = choice.decision.chosen
-        raise UnsupportedProblemError(op, backend, ["a CUDA graph is being captured"])
+        raise UnsupportedProblemError(op, choice.decision.chosen, ["a CUDA graph is being captured"])
 
     return refuse
 

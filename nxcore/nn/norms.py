@@ -40,8 +40,7 @@ class RMSNorm(nn.RMSNorm, Served):
     def forward(self, input: Tensor) -> Tensor:
         """Return each row divided by the root of the mean of its squares."""
         rest = (self.normalized_shape, self.weight, self.eps)
-        alike = FORMATS["rms_norm"](input)
-        found: Tensor | None = by_kernel(self, _rms_norm, input, *rest) if alike else None
+        found = by_kernel(self, _rms_norm, input, *rest) if FORMATS["rms_norm"](input) else None
         return nn.RMSNorm.forward(self, input) if found is None else found
 
 
@@ -56,6 +55,5 @@ class GroupNorm(nn.GroupNorm, Served):
     def forward(self, input: Tensor) -> Tensor:
         """Return each group of channels less its mean, divided by its deviation."""
         rest = (self.num_groups, self.weight, self.bias, self.eps)
-        alike = FORMATS["group_norm"](input)
-        found: Tensor | None = by_kernel(self, _group_norm, input, *rest) if alike else None
+        found = by_kernel(self, _group_norm, input, *rest) if FORMATS["group_norm"](input) else None
         return nn.GroupNorm.forward(self, input) if found is None else found

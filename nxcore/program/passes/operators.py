@@ -33,7 +33,7 @@ def operators(graph: fx.Graph) -> int:
 
 def by_kernel(name: str, *args: Any) -> Any:
     """Return the result of an operator; None where torch serves the call, or refuses it in its own words."""
-    if saving():
+    if saving() or (name in FORMATS and not FORMATS[name](args[0])):
         return None
     try:
         return default().op(name).by_kernel(*args)
@@ -92,8 +92,7 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Stand in for torch's function."""
-    fits = training and x.ndim == 4 and x.is_floating_point() and x.numel() >= 2 * x.shape[1]
-    if fits and in_format(x):
+    if training and x.ndim == 4 and x.is_floating_point() and x.numel() >= 2 * x.shape[1]:
         found = by_kernel("batch_norm", x, weight, bias, eps)
         if found is not None:
             track((running_mean, running_var), found[1], found[2], momentum)
@@ -124,12 +123,10 @@ def conv2d(
 
 def _windowed(name: str, torchs: Function) -> Function:
     """Return what stands in for a function whose parameters are the operator's."""
-    alike = FORMATS.get(name)
 
     def pool(*args: Any, **kwargs: Any) -> Any:
         """Stand in for torch's function."""
-        fits = alike is None or alike(args[0])
-        found = by_kernel(name, *default().op(name).spec.bind(*args, **kwargs)) if fits else None
+        found = by_kernel(name, *default().op(name).spec.bind(*args, **kwargs))
         return torchs(*args, **kwargs) if found is None else found
 
     return pool
