@@ -33,11 +33,11 @@ TRITON = (
             BITS,
             file,
             ops,
-            tuple(Edit(f"tl.sum({v} * {v}, 1)", f"tl.sum({v} * {v}, 1){HALF}") for v in ("found", "v")),
+            tuple(Edit(f"tl.sum({v} * {v}, 1)", f"tl.sum({v} * {v}, 1){HALF}", n) for v in ("found", "v")),
             likely="large_values",
             why="squares are beyond the largest float16",
         )
-        for file, ops in (("norms.py", LAST), ("group_norm.py", GROUP))
+        for file, ops, n in (("norms.py", LAST, 2), ("group_norm.py", GROUP, 1))
     ),
     one(STRIDE, "group_norm.py", GROUP, "line % groups * channels)", "line % groups)"),
 )
