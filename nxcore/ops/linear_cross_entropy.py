@@ -278,14 +278,7 @@ def cost(x: Any, w: Any, target: Any, *_: Any) -> Cost:
 
 
 def magnitude(
-    x: Tensor,
-    w: Tensor,
-    target: Tensor,
-    b: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    _: float,
+    x: Any, w: Any, target: Any, b: Any, weight: Any, reduction: Any, ignore_index: Any, *_: Any
 ) -> Tensor:
     """Return twice the largest logit of each row, on absolute values: a loss is the difference of two."""
     largest = functional.linear(x.abs(), w.abs(), None if b is None else b.abs())

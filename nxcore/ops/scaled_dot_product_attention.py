@@ -88,6 +88,8 @@ def reference(
     >>> nxcore.ops.scaled_dot_product_attention(ones, ones, ones).tolist()
     [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
+    if attn_mask is not None and attn_mask.shape[-1:] == (1,):  # torch's CUDA kernels take no repeated entry
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], key.shape[-2]).contiguous()
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

@@ -6,7 +6,8 @@ import torch
 from nxcore.context import Purpose, in_force
 from nxcore.spec.tally import tally
 from nxcore.store.lock import Lock
-from tests.null.choose.test_prune import decided, machine, problem
+from tests.null.calls import addition
+from tests.null.choose.test_prune import decided, machine
 
 __all__ = ["machine"]
 
@@ -15,7 +16,7 @@ def later(session, size=1000, **policy):
     """Return the decision on a call in a block that leaves choices to a capture."""
     x = torch.randn(size)
     with in_force(purpose=Purpose.WAIT, **policy):
-        return session.chooser.choose(problem(size), (x, x, 1, None)).decision
+        return session.chooser.choose(addition(size), (x, x, 1, None)).decision
 
 
 def test_before_a_capture_torch_serves_what_is_known_and_what_would_be_measured(machine):

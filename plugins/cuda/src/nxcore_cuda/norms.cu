@@ -87,15 +87,13 @@ __device__ __forceinline__ void norms_backward(const norms_backward_args& a) {
   const int factors = a.weighs + a.shifts;
   const long long columns = a.l.length * V;
   float* own = a.parts ? a.parts + ((long long)blockIdx.x * groups + threadIdx.x / lanes) * columns * factors : nullptr;
-  float* sums = nullptr;  // of the vectors that are kept, in shared memory behind them
-  // Those of a warp's threads lie side by side, in banks of their own.
-  const auto place = [&](int f, int k, int e) { return (((long long)f * a.l.held + k) * V + e) * blockDim.x + threadIdx.x; };
+  Vector<float, V>* sums = nullptr;  // of the vectors that are kept, in shared memory behind them
   for (long long first = (long long)blockIdx.x * groups; first < a.l.count; first += (long long)gridDim.x * groups) {
     const long long line = first + threadIdx.x / lanes;
     const bool begins = first == (long long)blockIdx.x * groups;
     const Kept<T, V> grad(a.grad, a.l, line, 0, dynamic_shared<char>());
     const Kept<T, V> x(a.x, a.l, line, 1, grad.end());
-    sums = static_cast<float*>(x.end());
+    sums = static_cast<Vector<float, V>*>(x.end());
     const float count = (float)columns;
     float mean = 0.0f, total = 0.0f, squares = 0.0f, products = 0.0f;
     const auto add = [&](const Vector<T, V>& g, const Vector<T, V>& v, long long i) {
@@ -144,13 +142,21 @@ __device__ __forceinline__ void norms_backward(const norms_backward_args& a) {
         store_entries<V>(out, i, a.l.entry[2], made);
       }
       for (int f = 0; own && f < factors; ++f) {
+        Vector<float, V>& kept = sums[((long long)f * a.l.held + k) * blockDim.x + threadIdx.x];
+        float* beside = own + f * columns + i * V;
         const bool shared = k < a.l.held, scaled = f < a.weighs;
+        Vector<float, V> sum;
 #pragma unroll
         for (int e = 0; e < V; ++e) {
           const float z = CENTRED ? widen(v[e]) - mean : widen(v[e]);
           const float term = scaled ? widen(g[e]) * z * scale : widen(g[e]);
-          float& sum = shared ? sums[place(f, k, e)] : own[f * columns + i * V + e];
-          sum = (begins ? 0.0f : sum) + term;
+          sum[e] = (begins ? 0.0f : shared ? kept[e] : beside[e]) + term;
+        }
+        if (shared) {
+          kept = sum;
+        } else {
+#pragma unroll
+          for (int e = 0; e < V; ++e) beside[e] = sum[e];
         }
       }
     });
@@ -163,7 +169,8 @@ __device__ __forceinline__ void norms_backward(const norms_backward_args& a) {
       if (had && k >= a.l.held) continue;
 #pragma unroll
       for (int e = 0; e < V; ++e)
-        own[f * columns + i * V + e] = had ? sums[place(f, k, e)] : 0.0f;
+        own[f * columns + i * V + e] =
+            had ? sums[((long long)f * a.l.held + k) * blockDim.x + threadIdx.x][e] : 0.0f;
     }
   }
 }

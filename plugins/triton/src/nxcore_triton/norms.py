@@ -254,14 +254,11 @@ def fold(parts, out, rows, length, BLOCK: tl.constexpr, TERMS: tl.constexpr):
 
 BLOCK, TERMS, PARTS = 64, 32, 32
 
-REGISTERS = 8192
+REGISTERS = 16384
 """Entries of the longest line whose gradient is computed in registers."""
 
-EACH = 16
-"""Entries of a thread of such a program."""
-
 PROGRAMS = 16 if tile.INTERPRETED else tile.FILL
-"""Programs that leave a part of the factors' gradients each."""
+"""Programs that leave a part of the factors' gradients each; half as many of lines that fill one."""
 
 
 def _sizes(found: Lines) -> tuple[Any, ...]:
@@ -308,9 +305,10 @@ def _in_registers(problem: Problem, found: Lines) -> Callable[..., tuple[Tensor 
         min(tile.power_of_two(found.count), (tile.TERMS if tile.INTERPRETED else lines.SHORT) // columns), 1
     )
     tiles = tile.cdiv(found.count, rows)
-    span = rows * (tile.cdiv(tiles, PROGRAMS) if of_weight or of_bias else 1)
+    most = PROGRAMS if columns <= lines.SHORT else PROGRAMS // 2
+    span = rows * (tile.cdiv(tiles, most) if of_weight or of_bias else 1)
     programs = tile.cdiv(found.count, span)
-    warps = max(min(rows * columns // (32 * EACH), 32), 1)
+    warps = max(min(rows * columns // 512, 16), 1)
     given |= {"CENTRED": _centred(problem), "SCALED": of_weight is not None, "ADDED": of_bias is not None}
     run = Launch(whole_backward, (programs,), device, warps, **given, ROWS=rows, COLUMNS=columns)
     last = Launch(fold, (tile.cdiv(found.length, BLOCK),), device, BLOCK=BLOCK, TERMS=PARTS)
