@@ -114,7 +114,7 @@ def run(self, {names}):
 def far(self, {names}, kernels=False):
     if is_compiling():
         return self.miss(None, {names}, kernels=kernels)
-    if tracing() or {_lead(spec)}.__class__ not in PLAIN and _stand_ins(({names},)):
+    if tracing() or ({_odd(spec)}) and _stand_ins(({names},)):
         # A trace records each size that is read, and ends where torch refuses to.
         return self.miss(None, {names}, kernels=kernels)
     near = self.near
@@ -257,10 +257,12 @@ def _facts(name: str, *more: str) -> str:
     return f"({strides}, {absent}, {name}.is_neg(), {', '.join(f'{name}.{fact}' for fact in facts)})"
 
 
-def _lead(spec: OpSpec) -> str:
-    """Return the expression of the first tensor."""
+def _odd(spec: OpSpec) -> str:
+    """Return the test for the first argument, or another tensor that must be given, of another class."""
     n = spec.params[0].name
-    return f"({n}[0] if ({_sequence(n)}) and {n} else {n})" if spec.params[0].kind == "tensors" else n
+    lead = f"({n}[0] if ({_sequence(n)}) and {n} else {n})" if spec.params[0].kind == "tensors" else n
+    more = [p.name for p in spec.params[1:] if p.kind == "tensor" and p.default is REQUIRED]
+    return " or ".join(f"{name}.__class__ not in PLAIN" for name in (lead, *more))
 
 
 def _sequence(name: str) -> str:
