@@ -102,6 +102,8 @@ def check(
         message = f"weight must have shape (rows, columns), got {tuple(weight.shape)}"
         raise InvalidInputError(message, argument="weight")
     rows = weight.shape[0]
+    if not rows and input.numel():
+        raise InvalidInputError("weight must have a row, as input names some, got none", argument="weight")
     whole = isinstance(padding_idx, int) and not isinstance(padding_idx, bool)
     if padding_idx is not None and not (whole and -rows <= padding_idx < rows):
         message = f"padding_idx must be None, or from {-rows} to {rows - 1}, got {brief(padding_idx)}"

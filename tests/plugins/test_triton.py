@@ -234,7 +234,8 @@ def test_every_kernel_compiles(tmp_path):
         *("convolve", "mix", "multiply", "unmix", "to_image", "to_points"),
         *("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
         *("group_norm", "group_norm_backward", "channel", "rope", "embedding"),
-        *("scans", "norms", "norms_backward", "columns_of", "fold", "softmaxes", "softmaxes_backward"),
+        *("scans", "norms", "norms_backward", "columns_of", "fold", "whole_backward"),
+        *("softmaxes", "softmaxes_backward"),
         *("cross_entropy", "cross_entropy_backward", "total_of"),
     }
 
@@ -275,6 +276,7 @@ def compile_smoke_samples():
         spec = SPECS[op]
         more = {"both_broadcast", "stacked_transposed", "stride_zero_grad", "around_the_middle"}
         more |= {"more_taps_than_a_byte_holds", "indices", "formats_differ", "window_as_large_as_the_image"}
+        more |= {"longer_than_a_block"}
         smoke = spec.tagged("smoke")
         # The others launch what amax, max, argmax and any do, with elements turned round.
         few = smoke[:1] if op in ("amin", "min", "argmin", "all") else smoke
