@@ -25,7 +25,7 @@ from torch import nn
 from nxcore import nn as ours
 from nxcore.call.operator import Operator, Plan
 from nxcore.interop import native
-from nxcore.nn import activations, modules, norms, sequential, softmaxes, swap
+from nxcore.nn import activations, embedding, modules, norms, sequential, softmaxes, swap
 from nxcore.nn.served import AFTER, RESTING
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
@@ -50,6 +50,12 @@ def targeted() -> nn.Module:
     return loss
 
 
+def indexed() -> nn.Module:
+    table = nn.Embedding(4, 8)
+    table.register_forward_pre_hook(lambda _, given: given[0].argmin(1))
+    return table
+
+
 ACTIVATIONS = {cls.__name__: cls for cls in activations.FUNCTIONS if cls in swap.OURS}
 MAKE: dict[str, Callable[[], nn.Module]] = {
     "MaxPool2d": lambda: nn.MaxPool2d(3, 1, 1),
@@ -63,6 +69,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "Softmax": lambda: nn.Softmax(1),
     "LogSoftmax": lambda: nn.LogSoftmax(1),
     "CrossEntropyLoss": targeted,
+    "Embedding": indexed,
     "LayerNorm": lambda: nn.LayerNorm(16),
     "RMSNorm": lambda: nn.RMSNorm(16),
     "GroupNorm": lambda: nn.GroupNorm(2, 4),
@@ -137,7 +144,7 @@ def _within(
 
 def _serve_by(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
     found = []
-    for held in (modules, norms, sequential, softmaxes):
+    for held in (embedding, modules, norms, sequential, softmaxes):
         for name in [n for n, value in vars(held).items() if isinstance(value, Operator)]:
             found.append(session.op(getattr(held, name).spec.name))
             monkeypatch.setattr(held, name, found[-1])
