@@ -59,5 +59,5 @@ def plotly() -> str:
         return source.read_text(encoding="utf-8").replace("</script", "<\\/script")
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise NxcoreError(
-            "the HTML page needs plotly: pip install plotly; Markdown works without it"
+            "an HTML page needs plotly: pip install plotly; a report in Markdown (--output report.md) doesn't"
         ) from error
