@@ -153,7 +153,7 @@ def outputs(x: Any, dim: Any, index: Any, source: Any, alpha: Any) -> TensorMeta
     return TensorMeta.row_major(tuple(x.shape), x.dtype, x.device)
 
 
-def ways(ndim: int, dim: int) -> list[int]:
+def kept(ndim: int, dim: int) -> list[int]:
     """Return the axes that nothing is added up along."""
     return [d for d in range(ndim) if d != dim % ndim]
 
@@ -233,7 +233,7 @@ SPEC = OpSpec(
         }
     ),
     gradient=Gradient("index_add_backward", _backward, saves=("index",)),
-    ways=lambda x, dim, *_: tuple(Way((d, None, d), d, audits=True) for d in ways(x.ndim, dim)),
+    ways=lambda x, dim, *_: tuple(Way((d, None, d), d, audits=True) for d in kept(x.ndim, dim)),
     outputs=outputs,
     sketches=lambda x, dim, index, source, alpha: {"index": _below(x.shape, dim, index)},
 )
@@ -328,7 +328,7 @@ BACKWARD = backward_of(
     terms=lambda *_: 1,
     view=lambda *args: not args[-1][2],
     ways=lambda grad, size, dim, index, alpha, mask: tuple(
-        Way((d, None), None, audits=True, results=(d,) * (mask[0] + mask[2])) for d in ways(grad.ndim, dim)
+        Way((d, None), None, audits=True, results=(d,) * (mask[0] + mask[2])) for d in kept(grad.ndim, dim)
     ),
     sketches=lambda grad, size, dim, index, alpha, mask: {"index": _below(size, dim, index)},
 )

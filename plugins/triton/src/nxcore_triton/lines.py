@@ -51,11 +51,17 @@ def store(out, start, entry, column, mask, values):
     tl.store(out + at, narrow(values, out.dtype.element_ty), mask)
 
 
+def tile_of(found: Lines) -> tuple[int, int]:
+    """Return the lines that a program has, and the entries of one that it has whole."""
+    columns = max(tile.power_of_two(found.length), 2)
+    most = (tile.TERMS if tile.INTERPRETED else SHORT) // columns
+    return max(min(tile.power_of_two(found.count), most), 1), columns
+
+
 def launch(kernel: Any, device: torch.device, found: Lines, **constants: Any) -> Launch:
     """Return the launch of a kernel on lines; its constants are ROWS, COLUMNS and WHOLE."""
-    columns = max(tile.power_of_two(found.length), 2)
+    rows, columns = tile_of(found)
     whole = columns <= WHOLE
-    rows = max(min(tile.power_of_two(found.count), (tile.TERMS if tile.INTERPRETED else SHORT) // columns), 1)
     grid = (tile.cdiv(found.count, rows),)
     columns = columns if whole else PART
     warps = max(min(rows * columns // 512, 16), 4) if columns < WHOLE else 32

@@ -293,24 +293,28 @@ def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
 
 
 def _in_registers(problem: Problem, found: Lines) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launches for lines that a program has whole."""
     (out, *wanted), device = problem.outputs, problem.device
-    given = {
-        "CENTRED": _centred(problem),
-        "WEIGHTED": problem["weight"] is not None,
-        "WANTED": out is not None,
-    }
     of_weight, of_bias = (*wanted, None)[:2]
-    columns = max(tile.power_of_two(found.length), 2)
-    rows = max(
-        min(tile.power_of_two(found.count), (tile.TERMS if tile.INTERPRETED else lines.SHORT) // columns), 1
-    )
+    rows, columns = lines.tile_of(found)
     tiles = tile.cdiv(found.count, rows)
     most = PROGRAMS if columns <= lines.SHORT else PROGRAMS // 2
     span = rows * (tile.cdiv(tiles, most) if of_weight or of_bias else 1)
     programs = tile.cdiv(found.count, span)
     warps = max(min(rows * columns // 512, 16), 1)
-    given |= {"CENTRED": _centred(problem), "SCALED": of_weight is not None, "ADDED": of_bias is not None}
-    run = Launch(whole_backward, (programs,), device, warps, **given, ROWS=rows, COLUMNS=columns)
+    run = Launch(
+        whole_backward,
+        (programs,),
+        device,
+        warps,
+        CENTRED=_centred(problem),
+        WEIGHTED=problem["weight"] is not None,
+        WANTED=out is not None,
+        SCALED=of_weight is not None,
+        ADDED=of_bias is not None,
+        ROWS=rows,
+        COLUMNS=columns,
+    )
     last = Launch(fold, (tile.cdiv(found.length, BLOCK),), device, BLOCK=BLOCK, TERMS=PARTS)
     parts = TensorMeta.row_major((programs, found.length), torch.float32, device)
     eps, (*sizes, steps) = float(problem["eps"]), _sizes(found)
@@ -320,8 +324,7 @@ def _in_registers(problem: Problem, found: Lines) -> Callable[..., tuple[Tensor 
     ) -> tuple[Tensor | None, ...]:
         result = None if out is None else out.empty()
         shares = [None if meta is None else parts.empty() for meta in (of_weight, of_bias)]
-        given = (x if t is None else t for t in (weight, result, *shares))
-        tensors = (grad, x, *given)
+        tensors = (grad, x, *(x if t is None else t for t in (weight, result, *shares)))
         run(tensors, *tensors, eps, *sizes, span, steps)
         results = [result]
         for meta, share in zip(wanted, shares, strict=False):
@@ -335,6 +338,7 @@ def _in_registers(problem: Problem, found: Lines) -> Callable[..., tuple[Tensor 
 
 
 def _in_parts(problem: Problem, found: Lines) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launches for longer lines: of their gradients, then of the factors' by columns."""
     (out, *wanted), device = problem.outputs, problem.device
     sizes, centred = _sizes(found), _centred(problem)
     weighted = problem["weight"] is not None
